@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from .island import Island
+from .island import Island, Turns
 from .module import compile_module
 from .options import CompileOptions
 
@@ -32,8 +32,10 @@ def oxidiff(
     """
     island = Island(graph, examples)
     compiled = compile_module(island, CompileOptions.of(options))
+    turns = Turns()
 
     def run(*args: Any) -> Any:
-        return compiled(*island.take_weights(args))
+        with turns.holding(island, args) as passed:
+            return compiled(*passed)
 
     return cast(Callable[..., Any], run)

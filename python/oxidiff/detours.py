@@ -96,6 +96,8 @@ class Detours:
         self._settled = 0
         self._restless: Eager | None = None
         """What is known of calls in states that do not last."""
+        self._running = threading.local()
+        """What a running call in parts is told: of the module, as other regions of it have the same parts."""
 
     @property
     def _owner(self) -> Dispatcher:
@@ -302,7 +304,7 @@ class Detours:
                     return part
 
                 bare = {key: one for regions in self._states.regions for key, one in regions.bare.items()}
-                regions = Regions(structure, self._module, forward, open_ids, make, bare)
+                regions = Regions(structure, self._module, forward, open_ids, make, bare, self._running)
                 self._states.regions = (*self._states.regions, regions)[-_MAX_REGIONS:]
             epoch.regions = regions
             return regions

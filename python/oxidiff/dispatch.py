@@ -184,11 +184,13 @@ class Dispatcher:
         """A call with a weight set."""
         member = self._following(used)
         try:
-            return member(args, kwargs)
+            result = member(args, kwargs)
         except Exception as error:
             if not is_interrupt(error):
                 used.explain(error)
             raise
+        used.require_stateless()
+        return result
 
     def _following(self, used: WeightSet) -> Dispatcher:
         """The dispatcher of a weight set, once that is as the module is now."""
@@ -270,10 +272,13 @@ class Dispatcher:
     ) -> Any:
         """A call with numbers of numpy's, which is captured with Python's."""
         self._given[id(plain_kwargs)] = args, kwargs
+        if (scaled := self._scaled.get(id(kwargs))) is not None:
+            self._scaled[id(plain_kwargs)] = scaled
         try:
             return self._call(plain, plain_kwargs)
         finally:
             del self._given[id(plain_kwargs)]
+            self._scaled.pop(id(plain_kwargs), None)
 
     def _call_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: dict[str, Any], scale: float) -> Any:
         """A call with a factor for all adapters: it belongs to the weights, so nobody else changes them meanwhile.

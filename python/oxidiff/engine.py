@@ -673,6 +673,7 @@ class Engine:
         changes = [v.bind(tensors, suspects, since) for v, tensors in zip(self.variants, weights, strict=True)]
         for staged in self._staged:
             staged.bind(self._fetch)
+        self._stored.keep({id(tensor) for tensors in weights for tensor in tensors})
         self._effective.keep(self.structure.layers)
         return any(changes)
 
@@ -683,6 +684,8 @@ class Engine:
         self._stored = _Stored()
         for variant in self.variants:
             variant.release()
+        for staged in self._staged:
+            staged.release()
 
     def unload(self) -> None:
         """Drops arenas and derived weights."""
@@ -710,6 +713,10 @@ class _Stored:
     def tensors(self) -> list[Tensor]:
         """Those weights."""
         return [tensor for tensor, _ in self._known.values()]
+
+    def keep(self, bound: Set[int]) -> None:
+        """Lets go of weights that programs are bound to no more: all but those of these ids are stored as."""
+        self._known = {key: pair for key, pair in self._known.items() if id(pair[1]) in bound}
 
     def among(self, ids: Set[int]) -> Set[int]:
         """The ids of what programs are bound to for those of them that are among these."""

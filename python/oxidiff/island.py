@@ -7,7 +7,10 @@ that have them, so that they vary together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-__all__ = ["Island"]
+__all__ = ["Island", "Turns"]
 
 
 class Island(nn.Module):
@@ -50,13 +53,19 @@ class Island(nn.Module):
         self._weights: list[Any] = [None] * len(self._names)
         self.count = len(nodes)
 
-    def take_weights(self, args: Sequence[Any]) -> list[Any]:
-        """Holds the weights among the arguments of a call, and gives those that are left."""
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether the weights among the arguments of a call are those that it holds."""
+        return all(map(is_, [args[i] for i in self._names], self._weights))
+
+    def take_weights(self, args: Sequence[Any]) -> None:
+        """Holds the weights among the arguments of a call."""
         held = [args[i] for i in self._names]
-        if not all(map(is_, held, self._weights)):
-            for name, tensor in zip(self._names.values(), held, strict=True):
-                self._parameters[name] = tensor
-            self._weights = held
+        for name, tensor in zip(self._names.values(), held, strict=True):
+            self._parameters[name] = tensor
+        self._weights = held
+
+    def passed(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of a call but for weights and sizes."""
         return [args[i].item() if i in self._floats else args[i] for i in self._passed]
 
     def forward(self, *passed: Any) -> Any:
@@ -70,6 +79,46 @@ class Island(nn.Module):
             args[i] = args[source].shape[dim]
         # Not called as a module: what it raises at sizes that are only tried, it would print.
         return self.graph.forward(*args)
+
+
+class Turns:
+    """Who runs an island. Dynamo has one graph for all modules of a class: calls with the same weights run side by side,
+    those with others when these are done.
+
+    It is no part of the island, whose attributes are watched.
+    """
+
+    def __init__(self) -> None:
+        self._turns = threading.Condition()
+        """Held by who looks at the weights or exchanges them."""
+        self._running: weakref.WeakSet[_Running] = weakref.WeakSet()
+
+    @contextmanager
+    def holding(self, island: Island, args: Sequence[Any]) -> Iterator[list[Any]]:
+        """Has the island hold the weights among the arguments of a call for as long as it runs; gives the arguments that are
+        left."""
+        call = _Running()
+        try:
+            with self._turns:
+                while not island.holds(args):
+                    if self._running:
+                        # Not without an end: a call that was interrupted goes without a word, with its frame.
+                        self._turns.wait(_LOOK_AGAIN_S)
+                    else:
+                        island.take_weights(args)
+                self._running.add(call)
+            yield island.passed(args)
+        finally:
+            with self._turns:
+                self._running.discard(call)
+                self._turns.notify_all()
+
+
+_LOOK_AGAIN_S = 0.05
+
+
+class _Running:
+    """A call that runs."""
 
 
 class _Float:

@@ -66,12 +66,13 @@ class Regions:
         open_ids: frozenset[int],
         make: Callable[..., Dispatcher],
         bare: Mapping[int, Bare],
+        local: threading.local,
     ) -> None:
         self.parts: dict[str, Dispatcher] = {}
         self.bare: dict[int, Bare] = {}
         self._bare_before = bare
         self._make = make
-        self._local = threading.local()
+        self._local = local
         self._known: dict[int, nn.Module | None] = {}
         self._paths: dict[int, str] = {}
         self._whole = forward

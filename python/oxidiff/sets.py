@@ -79,8 +79,8 @@ class WeightSet:
         self._originals: Watch | None = None
         """Watches the tensors of the set that were converted."""
         self._structure = structure
-        self._seen = _Seen(module, self._tensors)
-        self.dispatcher = make(source if isinstance(source, nn.Module) else self._copy(None))
+        self._seen = _Seen(structure, module, self._tensors)
+        self.dispatcher = make(source if isinstance(source, nn.Module) else self._copy(structure, None))
 
     def follow(self, structure: Structure, lock: AbstractContextManager[Any]) -> Dispatcher:
         """The dispatcher, after the copy was made anew if the module is not what it was.
@@ -99,10 +99,10 @@ class WeightSet:
         if structure is not self._structure:
             with lock:
                 if structure is not self._structure:
-                    seen = _Seen(self._module, self._tensors)
+                    seen = _Seen(structure, self._module, self._tensors)
                     if not structure.is_as(self._structure) or seen != self._seen:
                         with self.dispatcher.states.lock:
-                            self._copy(self.dispatcher.module)
+                            self._copy(structure, self.dispatcher.module)
                     self._structure, self._seen = structure, seen
         originals = self._originals
         if originals is not None and originals.poll():
@@ -111,6 +111,14 @@ class WeightSet:
                 if self._originals is originals:
                     self._convert_again(originals)
         return self.dispatcher
+
+    def require_stateless(self) -> None:
+        """Raises an :class:`UnsupportedError` if calls were seen to keep tensors in attributes: those of the copy, where the
+        module's methods neither find nor reset them."""
+        if self._source is None and self.dispatcher.detours.carried is not None:
+            what = f"calls of {type(self._module).__name__} keep tensors in attributes"
+            why = f"a copy with the tensors of {self._name!r} would keep its own"
+            raise UnsupportedError(f"{what}, and {why}: bind a module of its own instead")
 
     def explain(self, error: Exception) -> None:
         """After a call that failed: raises what is wrong with the module that was bound, if it is that.
@@ -126,10 +134,11 @@ class WeightSet:
                 what = f"the module that is bound as {self._name!r} was converted or changed, or this one was: {misfit}"
                 raise ShapeError(f"{what}; convert both alike, as with .to(...), or use(None)") from error
 
-    def _copy(self, into: nn.Module | None) -> nn.Module:
+    def _copy(self, structure: Structure, into: nn.Module | None) -> nn.Module:
         """A copy of the module with the set's tensors.
 
         Args:
+            structure: What the module looks like.
             into: A copy from before, which becomes this one.
         """
         module = self._module
@@ -141,6 +150,9 @@ class WeightSet:
                     f"a copy of {place} would not run its hooks of diffusers: bind a module of its own instead of tensors"
                 )
         memo: dict[int, Any] = {}
+        # Tensors in attributes are the module's own, and live.
+        for held in structure.attribute_tensors:
+            memo[id(held)] = held
         for name, own, is_adapter in _tensors_of(module):
             memo[id(own)] = self._tensor(name, own, is_adapter)
         try:
@@ -200,17 +212,19 @@ class WeightSet:
 
 
 class _Seen:
-    """What of a module its copies have that does not show in its :class:`Structure`: tensors that a set does not name, and
-    how adapters are set.
+    """What of a module its copies have that does not show in the fingerprint of its :class:`Structure`: tensors that a set
+    does not name, those in attributes among them, and how adapters are set.
 
     Args:
+        structure: What the module looks like.
         module: The module.
         tensors: Those of the set.
     """
 
-    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, structure: Structure, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         named = _tensors_of(module)
         self._shared = [tensor for name, tensor, is_adapter in named if is_adapter or name not in tensors]
+        self._shared += structure.attribute_tensors
         self._settings = [
             (
                 layer.disable_adapters,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from .errors import CaptureError, Error
-from .island import Island
+from .island import Island, Turns
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -92,7 +92,7 @@ class Split:
         local = self._local
         piece = self._make(island, report=lambda error, what: local.problems.append((error, what)))
         self.pieces.append(piece)
-        held = weakref.ref(piece)
+        held, turns = weakref.ref(piece), Turns()
 
         def run(*args: Any) -> Any:
             piece = held()
@@ -102,7 +102,8 @@ class Split:
                     "Dynamo has compiled too many modules of this class: torch._dynamo.reset() forgets them"
                 )
             before = len(local.problems)
-            result = piece(tuple(cast(Island, piece.module).take_weights(args)), {})
+            with turns.holding(cast(Island, piece.module), args) as passed:
+                result = piece(tuple(passed), {})
             local.compiled += not any(what in EAGER for _, what in local.problems[before:])
             return result
 

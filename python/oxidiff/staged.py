@@ -97,6 +97,10 @@ class Staged:
         slots = {v: self.graph.weights[node.args[0]] for v, node in self._sources.items() if node.op == "weight"}
         self._weights = {value: fetch(slot) for value, slot in slots.items()}
 
+    def release(self) -> None:
+        """Lets go of these weights."""
+        self._weights = {}
+
     @property
     def problems(self) -> list[UnsupportedError]:
         """Why ops run eager: one reason per kind of op, at its first place. What follows from another op is not told."""

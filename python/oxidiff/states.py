@@ -196,8 +196,8 @@ class States:
     def _rebind(self, epoch: Epoch, suspects: Set[int]) -> None:
         """Binds the weights as they are now, and watches them."""
         watch = None
-        # A tensor in an attribute may have been replaced by another.
-        while watch is None or not watch.covers(epoch.engine.watched(), self._outside_of(epoch)):
+        # A tensor in an attribute may have been replaced by another, and what is watched is held.
+        while watch is None or not watch.is_of(epoch.engine.watched(), self._outside_of(epoch)):
             # Watched first, bound then: what changes in between shows.
             watch = Watch(epoch.structure, epoch.engine.watched(), self._outside_of(epoch))
             self.refresh(epoch, suspects)

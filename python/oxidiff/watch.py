@@ -370,19 +370,12 @@ class Watch:
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors, surroundings)
         is_plain = structure.reading is None and not structure.marked and not structure.counts
-        self.poll: Callable[[], int] = self._watch.poll if is_plain else self._poll_more
+        # No method of its own: it and all that it watches go with the last reference.
+        more = functools.partial(_poll_more, self._watch, structure)
+        self.poll: Callable[[], int] = self._watch.poll if is_plain else more
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, ``SURROUNDINGS``, or 0."""
         self._others = tensors
         self._surroundings = surroundings
-
-    def _poll_more(self) -> int:
-        structure = self.structure
-        if structure.reading is not None:
-            structure.reading.sync()
-        is_same = all(_is_same(table, before) for table, before in structure.marked)
-        # By their values: writes that torch does not count are noticed, too.
-        is_same = is_same and all(int(tensor) == value for tensor, value, _ in structure.counts)
-        return int(self._watch.poll()) | (0 if is_same else STRUCTURE)
 
     @functools.cached_property
     def _every(self) -> list[Tensor]:
@@ -395,6 +388,10 @@ class Watch:
     def covers(self, tensors: Sequence[Tensor], surroundings: _native.Surroundings | None = None) -> bool:
         """Whether all of these are watched."""
         return self._surroundings is surroundings and self._watch.covers(tensors)
+
+    def is_of(self, tensors: Sequence[Tensor], surroundings: _native.Surroundings | None = None) -> bool:
+        """Whether these are the further tensors that are watched, and no others."""
+        return self._surroundings is surroundings and set(map(id, self._others)) == set(map(id, tensors))
 
     def is_rebound(self) -> bool:
         """Whether a table of parameters or buffers was written, so that a tensor may be another one."""
@@ -410,6 +407,16 @@ class Watch:
         """The ids of the tensors that may have changed: those that were written, and those of modules that were taken out
         and put back, which an adapter may have written meanwhile where torch does not count."""
         return frozenset((*self._watch.changed_tensors(), *self.structure.below(self._watch.changed_dicts())))
+
+
+def _poll_more(watch: _native.Watch | _Slow, structure: Structure) -> int:
+    """What a watch says, and whether what it does not look at is as it was."""
+    if structure.reading is not None:
+        structure.reading.sync()
+    is_same = all(_is_same(table, before) for table, before in structure.marked)
+    # By their values: writes that torch does not count are noticed, too.
+    is_same = is_same and all(int(tensor) == value for tensor, value, _ in structure.counts)
+    return int(watch.poll()) | (0 if is_same else STRUCTURE)
 
 
 class _Slow:

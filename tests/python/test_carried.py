@@ -59,6 +59,25 @@ class Layers(nn.Module):
 
 
 @torch.no_grad()
+def test_a_set_of_tensors_cannot_keep_what_the_module_resets() -> None:
+    compiled: Any = oxidiff.compile(Layers().eval(), cache=False)
+    other = Layers().eval()
+    compiled.use(compiled.bind(other.state_dict(), "other"))
+    x = torch.randn(1, 3, 16)
+    # What a first call leaves may be set up once.
+    with pytest.warns(oxidiff.FallbackWarning, match="in this call"):
+        assert_close(compiled(x), copy.deepcopy(other)(x))
+    for _ in range(2):
+        with pytest.raises(oxidiff.UnsupportedError, match=r"keep tensors in attributes.*'other'.*module of its own"):
+            compiled(x)
+    # One of its own has its own.
+    compiled.use(compiled.bind(copy.deepcopy(other), "own"))
+    expected = copy.deepcopy(other)
+    for _ in range(3):
+        assert_close(compiled(x), expected(x))
+
+
+@torch.no_grad()
 def test_keys_and_values_in_attributes() -> None:
     eager = Layers().eval()
     module = copy.deepcopy(eager)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import oxidiff
 from nets import Net, assert_close, image
 from oxidiff import backend, testing
+from oxidiff.island import Island
 
 
 @pytest.fixture
@@ -63,6 +66,51 @@ def test_dynamic_sizes_share_one_program(islands: list[Any]) -> None:
         assert_close(compiled(image(*shape)), module(image(*shape)))
     (report,) = reports(islands)
     assert (report.calls, report.eager_calls, report.captures) == (3, 0, 1)
+
+
+class Branching(nn.Module):
+    """Blocks of one class, whose graphs Dynamo shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        return x + (y * 2 if y.sum() > 0 else y)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Branching() for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@torch.no_grad()
+def test_threads_that_share_a_graph_have_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_weights = Island.take_weights
+
+    def take_and_wait(self: Island, args: Any) -> Any:
+        taken = take_weights(self, args)
+        # What may happen to any thread at any place.
+        time.sleep(0.002)
+        return taken
+
+    monkeypatch.setattr(Island, "take_weights", take_and_wait)
+    module = Blocks().eval()
+    compiled = torch.compile(module, backend=backend.oxidiff)
+    inputs = [image(16, 64, seed=seed) for seed in range(4)]
+    expected = [module(x) for x in inputs]
+    compiled(inputs[0])
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(30):
+            for actual, wanted in zip(pool.map(compiled, inputs), expected, strict=True):
+                assert_close(actual, wanted)
 
 
 @torch.no_grad()

@@ -146,6 +146,39 @@ def stacks() -> tuple[Stack, Any, Tensor]:
     return eager, oxidiff.compile(copy.deepcopy(eager)), torch.randn(3, 16)
 
 
+class WithEagerOp(nn.Module):
+    """Has a program around an op that runs eager in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.linalg.matrix_exp(self.first(x)))
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), WithEagerOp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_parts_that_other_hooks_have_too_report_to_the_call_that_runs() -> None:
+    module = Hooked().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    x, seen = torch.randn(8, 8), []
+    for child in (module.a, module.b, module.a):
+        hook = child.register_forward_hook(lambda *_: seen.append(1))
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), module(x))
+        hook.remove()
+    assert len(seen) == 12
+    assert "matrix_exp" in str(compiled.report().fallbacks)
+
+
 def test_forward_hooks() -> None:
     """They get the module itself, what is passed to it and what it gives, and may change both."""
     eager, compiled, x = stacks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from diffusers.utils import scale_lora_layers, unscale_lora_layers
 from torch import Tensor
 
 import oxidiff
@@ -879,3 +881,36 @@ def test_a_set_of_the_modules_own_tensors_when_adapters_are_merged() -> None:
     assert testing.relative_error(compiled(x), expected) < 2e-6
     module.q.merge()
     assert testing.relative_error(compiled(x), expected) < 2e-6
+
+
+class KeepingScaled(torch.nn.Module):
+    """Keeps what it is given, and takes a factor for its adapters, as diffusers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.kept: Any = None
+
+    def forward(self, x: Tensor, timestep: Any, cross_attention_kwargs: dict[str, Any] | None = None) -> Tensor:
+        scale = (cross_attention_kwargs or {}).get("scale", 1.0)
+        scale_lora_layers(self, scale)
+        before = torch.zeros_like(x) if self.kept is None else self.kept
+        self.kept = x
+        result = self.layer(x) * timestep + before
+        unscale_lora_layers(self, scale)
+        return result
+
+
+def test_a_scale_beside_a_number_of_numpys_where_tensors_are_kept() -> None:
+    module = KeepingScaled().eval()
+    config = peft.LoraConfig(r=2, target_modules=["layer"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, module)
+    eager = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        for step, scale in enumerate((1.0, 1.0, 1.0, 0.25, 0.5)):
+            x = torch.randn(3, 8)
+            for timestep in (numpy.float64(step + 0.5), step + 0.5):
+                more = {"cross_attention_kwargs": {"scale": scale}}
+                torch.testing.assert_close(compiled(x, timestep, **more), eager(x, timestep, **more))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 import warnings
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
+from oxidiff.capture import pretence
 
 Call = Callable[[Tensor], Tensor]
 
@@ -215,6 +217,39 @@ def test_method_called_by_a_function_reads_its_object() -> None:
     pipe.factor = 5.0
     pipe.net = Net(3)
     assert_close(compiled(x), pipe.step(x))
+
+
+class OfMath(nn.Module):
+    """Code that finds functions of `math`, the length of a tensor and a range, which a trace replaces for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.layer(x) * math.sqrt(math.log(len(x) + 1) + math.comb(3, 1))
+        return x
+
+
+@torch.no_grad()
+def test_a_trace_in_another_thread_is_no_change() -> None:
+    module = OfMath().eval().requires_grad_(False)
+    compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+    x = image(3, 4)
+    compiled(x)
+    captures = compiled.report().captures
+    spaces = [globals()]
+    for _ in range(20):
+        with pretence.following_functions(spaces), pretence.following_lengths(spaces):
+            assert_close(compiled(x), module(x))
+            # One that is described meanwhile.
+            other: Any = oxidiff.compile(OfMath().eval().requires_grad_(False), cache=False)
+            other(x)
+        assert_close(compiled(x), module(x))
+        assert_close(other(x), other._orig_mod(x))
+        assert other.report().eager_calls == 0
+    assert compiled.report().captures == captures
 
 
 @torch.no_grad()

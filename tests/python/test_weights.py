@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
-from nets import Net, assert_close, image, shallow
+from nets import Net, assert_close, image, programs_go_with, shallow
 from oxidiff import _native, testing
 
 
@@ -310,6 +310,69 @@ def test_quantised_weights_are_compiled_and_live(name: str) -> None:
     assert_close(compiled(image(9, 64)), module(image(9, 64)))
     report = oxidiff.report(compiled)
     assert (report.captures + report.programs <= 2, report.eager_calls) == (True, 0)
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "blocks"])
+def test_weights_that_were_replaced_go(name: str) -> None:
+    make, stored = QUANTISED[name]
+    module = Quantised(make, stored()).eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = image(5, 64)
+    compiled(x)
+    for _ in range(2):
+        gone = weakref.ref(module.weight)
+        module.weight = _parameter(stored())
+        assert_close(compiled(x), module(x))
+        assert gone() is None, "at once, without the collector"
+
+
+class WithEagerOp(nn.Module):
+    """A weight that an op reads that no program has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(self.weight) @ self.first(x)
+
+
+def test_weights_of_eager_ops_go_with_the_state_that_they_belong_to() -> None:
+    module, x = WithEagerOp().eval(), image(8, 8)
+    compiled: Any = oxidiff.compile(module)
+    with pytest.warns(oxidiff.FallbackWarning):
+        assert_close(compiled(x), module(x))
+    assert compiled.report().calls == 1 and compiled.explain().variants
+    gone = weakref.ref(module.weight)
+    module.double()
+    module.weight = nn.Parameter(module.weight.detach().clone())
+    assert_close(compiled(x.double()), module(x.double()))
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", ["blocks", "count"])
+def test_a_module_goes_without_the_collector(name: str) -> None:
+    """Where a look at it has to look at more than its dictionaries and tensors."""
+    make, stored = QUANTISED["blocks"]
+    module: nn.Module = (Quantised(make, stored()) if name == "blocks" else Counted()).eval()
+    held: list[Any] = [oxidiff.compile(module, strict=True)]
+    held[0](image(5, 64))
+    weight = weakref.ref(next(module.parameters()))
+    del module
+    assert programs_go_with(held)
+    assert weight() is None
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("steps", torch.tensor(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * int(self.steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])
@@ -672,6 +735,46 @@ def test_a_set_of_a_module_that_says_how_it_is_copied() -> None:
     for scale in (1.5, 2.25):
         module.scale = other.scale = scale
         assert_close(compiled(image()), other(image()))
+
+
+class Masked(nn.Module):
+    """Tensors in attributes: its own, one in an object, one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.mask = torch.ones(8)
+        self.holder = Holder(torch.ones(8))
+        self.listed = [torch.ones(8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.mask + self.holder.shift - self.listed[0]
+
+
+class Holder:
+    def __init__(self, shift: Tensor) -> None:
+        self.shift = shift
+
+
+def test_tensors_in_attributes_are_the_modules_own_in_a_set() -> None:
+    module, other, x = Masked().eval(), Masked().eval(), image(3, 8)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    compiled.use(compiled.bind(other.layer.state_dict(prefix="layer."), "other"))
+    other.mask, other.holder, other.listed = module.mask, module.holder, module.listed
+    assert_close(compiled(x), other(x))
+    # Written, replaced, and replaced in an object and a list.
+    module.mask.mul_(3)
+    assert_close(compiled(x), other(x))
+    module.mask = other.mask = torch.arange(8.0)
+    assert_close(compiled(x), other(x))
+    module.holder.shift = torch.full((8,), 5.0)
+    assert_close(compiled(x), other(x))
+    module.holder.shift.add_(1)
+    module.listed[0] = torch.full((8,), 7.0)
+    assert_close(compiled(x), other(x))
+    compiled.use(None)
+    assert_close(compiled(x), module(x))
+    assert compiled.report().eager_calls == 0
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

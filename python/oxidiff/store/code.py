@@ -8,6 +8,7 @@ import enum
 import functools
 import gc
 import hashlib
+import math
 import os
 import random
 import re
@@ -25,6 +26,8 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class
 from ..ambient import ASKED
+from ..capture import pretence
+from ..capture.guards import FUNCTIONS, LEAVING
 from ..capture.stateful import ARRAYS, is_stateful, items_of
 from ..capture.writes import (
     CONTAINERS,
@@ -113,6 +116,8 @@ _SET_BY_TRACES = frozenset(
     }
 )  # fmt: skip
 """What a trace replaces for a while, in classes of torch and PEFT."""
+_OF_MATH = frozenset((*(name.removeprefix("math.") for name in FUNCTIONS), *LEAVING))
+"""The same in :mod:`math`."""
 _SET_BY_DYNAMO = frozenset({"initial_seed", "is_inference_mode_enabled", "manual_seed", "seed"})
 """What is replaced in torch when Dynamo is first used, and for a while by traces."""
 
@@ -688,8 +693,12 @@ class Code:
             self._table(table)[1].add(name)
         for name in dict.fromkeys(read):
             value = table.get(name, missing)
+            if getattr(value, "__module__", None) == pretence.__name__:
+                # Python's own is put in front of by a trace that another thread makes.
+                continue
             if value is not missing:
-                self._table(table)[1].add(name)
+                if not _is_for_traces(table, name):
+                    self._table(table)[1].add(name)
                 if isinstance(value, types.ModuleType):
                     used.append(value)
                 self._may_draw = self._may_draw or _draws(value)
@@ -732,7 +741,7 @@ class Code:
                 continue
             seen.add(id(module))
             held = dict.fromkeys(name for name in names if name in module.__dict__)
-            self._table(module.__dict__)[1].update(held)
+            self._table(module.__dict__)[1].update(n for n in held if not _is_for_traces(module.__dict__, n))
             if is_platform_module(module):
                 continue
             for name in held:
@@ -808,6 +817,13 @@ def _is_set_by_traces(cls: type) -> bool:
     """Whether it is a class of the platform, or one of PEFT's layers."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return issubclass(cls, adapter_class() or ()) or (file is not None and is_platform(file))
+
+
+def _is_for_traces(table: dict[str, Any], name: str) -> bool:
+    """Whether traces put something else there for a while, which other threads would find."""
+    if table is vars(math):
+        return name in _OF_MATH
+    return name == "is_jit_tracing" and table.get("__name__") == "transformers.utils.import_utils"
 
 
 def _dict_of(space: Any) -> dict[str, Any]:
