@@ -185,9 +185,15 @@ fn a_panic_reaches_the_caller_and_the_pool_survives() {
 fn a_region_costs_microseconds() {
     let pool = Pool::new(2);
     counts(&pool, 2);
-    let start = Instant::now();
-    (0..1000).for_each(|_| pool.run(2, |_, _| {}));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?} for 1000 empty regions", start.elapsed());
+    // Of twenty times a hundred, the one that other work disturbs least.
+    let hundred = |_| {
+        let start = Instant::now();
+        (0..100).for_each(|_| pool.run(2, |_, _| {}));
+        start.elapsed()
+    };
+    let best = (0..20).map(hundred).min().unwrap_or_default();
+    println!("{:?} a region", best / 100);
+    assert!(best < Duration::from_millis(10), "{best:?} for 100 empty regions");
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -527,6 +527,7 @@ pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(
         Conv::new_2d(3, [1, 30], 5, 100, [3, 3]).padding([0, 1, 1]),
         Conv::new_3d(2, [3, 6, 7], 12, 40, [1, 3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [8, 8], 700, 33, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [8, 8], 2560, 5, [3, 3]).padding([0, 1, 1]), // as many terms as a UNet has
         Conv::new_2d(1, [5, 7], 33, 17, [3, 3]).upsample([1, 2, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [28, 28], 160, 17, [3, 3]).padding([0, 1, 1]), // several chunks; several bands where memory is short
