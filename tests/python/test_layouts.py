@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import oxidiff
-from nets import assert_close
+from nets import assert_close, shallow
+from oxidiff import testing
 
 
 class Tokens(nn.Module):
@@ -367,3 +368,15 @@ def test_one_image_behind_an_attention_that_is_scaled() -> None:
         torch.testing.assert_close(result, expected)
         assert result.is_contiguous()
         assert expected.is_contiguous() is (batch == 1)
+
+
+@pytest.mark.parametrize("name", ["sd15-unet", "sdxl-unet", "sd15-vae-decoder"])
+@torch.no_grad()
+def test_inside_a_unet_nothing_is_copied(name: str) -> None:
+    """Latents are laid channels-last as they come, and small vectors of conditions are joined. Skip connections are written
+    where they are read, tokens are pixels, and heads lie as products leave them."""
+    compiled: Any = oxidiff.compile(shallow(name), strict=True)
+    compiled(**testing.example_inputs(name))
+    (variant,) = compiled.explain().variants
+    places = [row["module"] for row in variant["costs"] if row["kernel"] == "copy"]
+    assert places.count("conv_in") == 1 and set(places) <= {"conv_in", ""}

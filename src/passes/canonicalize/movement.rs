@@ -20,8 +20,12 @@ pub(super) const SLICE: &[Rule] = &[
     ("slice of expand", slice_of_expand),
     ("uniform value", uniform),
 ];
-pub(super) const CAT: &[Rule] =
-    &[("empty operands", cat_without_empty), ("one operand", cat_of_one), ("cat of cat", cat_of_cat)];
+pub(super) const CAT: &[Rule] = &[
+    ("empty operands", cat_without_empty),
+    ("one operand", cat_of_one),
+    ("cat of cat", cat_of_cat),
+    ("neighbouring slices", cat_of_neighbours),
+];
 pub(super) const PAD: &[Rule] = &[("nothing to do", pad_nothing)];
 
 /// Views that change nothing: a slice as long as its operand starts at 0 and has step 1.
@@ -151,6 +155,33 @@ fn cat_of_cat(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
     let same_types = flat.iter().all(|x| g.ty(*x).dtype == node.ty.dtype);
     (flat.len() > node.inputs.len() && same_types)
         .then(|| edit.emit(node.op.clone(), &flat, node.ty.dtype, node.ty.shape.clone()))
+}
+
+/// Slices that lie side by side in one value, as blocks leave them that split what the next one joins again, are one slice.
+fn cat_of_neighbours(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
+    let Op::Cat { dim } = &node.op else { return None };
+    let g = edit.graph();
+    let slice = |v: ValueId| {
+        let inner = g.node(v);
+        match &inner.op {
+            Op::Slice { dim: own, start, step: 1 } if own == dim => Some((inner.inputs[0], start.clone())),
+            _ => None,
+        }
+    };
+    // The first two that do, if there are any: the rule is tried again on what it makes.
+    let follows = |pair: &[ValueId]| {
+        let ((x, start), (y, next)) = (slice(pair[0])?, slice(pair[1])?);
+        let size = &g.ty(pair[0]).shape[*dim];
+        (x == y && next == &start + size).then(|| (x, start, size + &g.ty(pair[1]).shape[*dim]))
+    };
+    let (at, (x, start, size)) = node.inputs.windows(2).enumerate().find_map(|(at, pair)| Some((at, follows(pair)?)))?;
+    let mut shape = g.ty(node.inputs[at]).shape.clone();
+    shape[*dim] = size;
+    let joined = edit.emit(Op::Slice { dim: *dim, start, step: 1 }, &[x], node.ty.dtype, shape);
+    let joined = same_shape(edit, &edit.graph().node(joined).clone()).unwrap_or(joined);
+    let inputs: Vec<ValueId> =
+        node.inputs[..at].iter().copied().chain([joined]).chain(node.inputs[at + 2..].iter().copied()).collect();
+    Some(edit.emit(node.op.clone(), &inputs, node.ty.dtype, node.ty.shape.clone()))
 }
 
 fn pad_nothing(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
