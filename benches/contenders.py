@@ -72,7 +72,8 @@ CASES = {
     "unet-bf16-own": Case(
         "SD1.5 UNet bf16 over our own f32", "sd15-unet", (64, 64), 1.0, "bf16", against=("oxidiff f32",)
     ),
-    "unet-f16": Case("SD1.5 UNet f16, latent 64x64", "sd15-unet", (64, 64), 0.6, "f16", against=("eager",)),
+    # Eager has no fast way for f16: a step at 64x64 is minutes.
+    "unet-f16": Case("SD1.5 UNet f16, latent 16x16", "sd15-unet", (16, 16), 0.6, "f16", against=("eager",)),
     "unet-f16-own": Case(
         "SD1.5 UNet f16 over our own f32", "sd15-unet", (64, 64), 0.8, "f16", against=("oxidiff f32",)
     ),
@@ -216,19 +217,21 @@ def _row(name: str, against: str, answer: dict[str, Any]) -> list[str]:
 
 
 def _tables(figures: dict[str, dict[str, Any]]) -> list[str]:
-    """The best contender of every row, and all of them, from a machine's last figures."""
-    best_rows, rows = [], []
+    """The closest contender of every row, and all of them, from a machine's last figures."""
+    closest_rows, rows = [], []
     for name, case in CASES.items():
         answers = {against: figures[f"{name}/{against}"] for against in case.against if f"{name}/{against}" in figures}
         rows += [_row(name, against, answer) for against, answer in answers.items()]
         measured = {against: answer for against, answer in answers.items() if "error" not in answer}
         if measured:
-            best = max(measured, key=lambda against: measured[against]["ratio"])
-            ratio, spread = measured[best]["ratio"], measured[best]["spread"]
+            closest = max(measured, key=lambda against: measured[against]["ratio"])
+            ratio, spread = measured[closest]["ratio"], measured[closest]["spread"]
             verdict = "yes" if ratio <= case.bar else "no"
-            best_rows.append([f"`{name}`", case.figure, best, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict])
+            closest_rows.append(
+                [f"`{name}`", case.figure, closest, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict]
+            )
     return [
-        *table(["row", "figure", "best contender measured", "oxidiff over it", "bar", "met"], best_rows),
+        *table(["row", "figure", "closest contender", "oxidiff over it", "bar", "met"], closest_rows),
         "",
         *table(["row", "contender", "its step", "oxidiff's", "ratio", "ready", "apart", "taken"], rows),
     ]
@@ -249,8 +252,8 @@ def write_results(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
         "in one process, in turns. A ratio is oxidiff's time over the contender's. Contenders: eager PyTorch; "
         "`torch.compile` with freezing and max-autotune; OpenVINO for latency, in the type of the row, sizes constant; "
         "onnxruntime with all optimisations, sizes constant. *Ready* is the time from the model to the first result: "
-        "theirs / ours. *Apart* is how far the two results are from each other, relative. The bars are those of the "
-        "machine with AVX-512; others are 1.0.",
+        "theirs / ours. *Apart* is how far the two results are from each other, relative. The closest contender is the one "
+        "with the largest ratio. Bars are the same for all machines.",
         "",
         "Taken last with:",
         "",

@@ -7,7 +7,7 @@
 
 Runs of the kernel and of PyTorch alternate in one process; the figures are medians. *of peak* is the time that the
 ceiling of arithmetic or of memory allows, whichever is longer, over the time taken: above 100 % a Winograd kernel saves
-products, or operands stayed in a cache. `benches/kernels.json` keeps the figures that the table is made of.
+products, or operands stayed in a cache. `benches/kernels.json` keeps the figures that the tables are made of, by machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from measure import DTYPES, ROOT, Times, describe_machine, table, write_section
+from measure import DTYPES, ROOT, Times, describe_machine, machine_label, table, write_section
 from oxidiff import _native
 
 FIGURES = ROOT / "benches" / "kernels.json"
+ABOUT = (
+    "`make bench-kernels` writes this section: each kernel of the registry by itself, at the sizes of SD1.5's UNet (latent "
+    "64x64) and VAE decoder, alternating with PyTorch (channels-last). *of peak*: the time that arithmetic or memory allows "
+    "over the time taken."
+)
 Sizes = dict[str, int]
 
 
@@ -146,16 +151,19 @@ def measure(row: dict[str, Any], index: int, seconds: float, ceilings: dict[str,
     }
 
 
-def lines_of(figures: dict[str, Any]) -> list[str]:
+def lines_of(machines: dict[str, dict[str, Any]]) -> list[str]:
     """The section of the results."""
     header = ["kernel", "layer", "ms", "rate", "of peak", "bound", "over torch", "taken"]
-    rows = []
-    for f in figures["rows"].values():
-        over = "-" if f["over_torch"] is None else f"{f['over_torch']:.2f}"
-        rate = f"{f['rate']:.0f} {f['unit']}"
-        shown = f"{f['ms']:.3f} ± {f['spread']:.0%}"
-        rows.append([f"`{f['kernel']}`", f["layer"], shown, rate, f"{f['of_peak']:.0%}", f["bound"], over, f["at"]])
-    return [*figures["about"], "", *table(header, rows)]
+    lines = [ABOUT]
+    for machine, figures in sorted(machines.items()):
+        rows = []
+        for f in figures["rows"].values():
+            over = "-" if f["over_torch"] is None else f"{f['over_torch']:.2f}"
+            rate = f"{f['rate']:.0f} {f['unit']}"
+            shown = f"{f['ms']:.3f} ± {f['spread']:.0%}"
+            rows.append([f"`{f['kernel']}`", f["layer"], shown, rate, f"{f['of_peak']:.0%}", f["bound"], over, f["at"]])
+        lines += ["", f"### {machine}", "", "Taken last with:", "", *figures["about"], "", *table(header, rows)]
+    return lines
 
 
 def about(ceilings: dict[str, Any]) -> list[str]:
@@ -167,10 +175,6 @@ def about(ceilings: dict[str, Any]) -> list[str]:
         rates = ", ".join(f"{kind.replace('_', ' ')} {at[kind] / 1e9:.0f}" for kind in ("read", "copy", "stream_copy"))
         parts.append(f"{at['working_set'] >> 20} MiB: {rates} GB/s")
     return [
-        "`make bench-kernels` writes this section: each kernel of the registry by itself, at the sizes of SD1.5's UNet "
-        "(latent 64x64) and VAE decoder, alternating with PyTorch (channels-last). *of peak*: the time that arithmetic or "
-        "memory allows over the time taken.",
-        "",
         *describe_machine(),
         f"- ceilings, {ceilings['threads']} threads: {'; '.join(parts)}",
         *(["- times are processor time of one thread"] if ceilings["threads"] == 1 else []),
@@ -192,10 +196,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     _native.set_num_threads(arguments.threads)
     ceilings = _native.ceilings()
-    known = json.loads(FIGURES.read_text())["rows"] if FIGURES.exists() else {}
+    machines: dict[str, dict[str, Any]] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    # The number of threads too: processor time of one, or the time that all take.
+    where = f"{machine_label()}, kernels for {ceilings['isa']}"
+    known = machines.get(where, {"rows": {}})["rows"]
     names = {row["name"] for row in _native.kernels()}
     known = {layer: figure for layer, figure in known.items() if layer.split()[0] in names}
     figures: dict[str, Any] = {"about": about(ceilings), "rows": known}
+    machines[where] = figures
     print("\n".join(figures["about"]))
     for row in _native.kernels():
         if not row["is_available"] or row["isa"] != ceilings["isa"]:
@@ -212,8 +220,8 @@ def main() -> None:
             if not arguments.print:
                 # Row by row, in the registry's order: a run that is cut short keeps what it measured.
                 figures["rows"] = dict(sorted(figures["rows"].items()))
-                FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-                write_section("Kernels", lines_of(figures))
+                FIGURES.write_text(json.dumps(machines, indent=1, sort_keys=True) + "\n")
+                write_section("Kernels", lines_of(machines))
 
 
 if __name__ == "__main__":

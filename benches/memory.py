@@ -8,25 +8,45 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import oxidiff
-from measure import reset_peak, run_in_process, status_bytes
+from measure import DTYPES, reset_peak, run_in_process, status_bytes
 from oxidiff import testing
 from oxidiff.module import dispatcher_of
 
 Answer = dict[str, Any]
 
-PEAKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
-    "vae-memory": ("sd15-vae-decoder", (64, 64), {}),
-    "vae-memory-low": ("sd15-vae-decoder", (64, 64), {"memory": "low"}),
-    "vae-memory-2048": ("sd15-vae-decoder", (256, 256), {}),
-    "unet-memory": ("sd15-unet", (64, 64), {}),
-    "unet-memory-low": ("sd15-unet", (64, 64), {"memory": "low"}),
+
+@dataclass(frozen=True)
+class Peak:
+    """What a row about peak memory calls."""
+
+    model: str
+    size: tuple[int, ...]
+    memory: str = "balanced"
+    dtype: str = "f32"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+DIT = {"num_layers": 2, "num_single_layers": 4, "num_attention_heads": 6, "joint_attention_dim": 768}
+"""Flux of hidden width 768 and a few layers."""
+PEAKS = {
+    "vae-memory": Peak("sd15-vae-decoder", (64, 64)),
+    "vae-memory-low": Peak("sd15-vae-decoder", (64, 64), "low"),
+    "vae-memory-2048": Peak("sd15-vae-decoder", (256, 256)),
+    "unet-memory": Peak("sd15-unet", (64, 64)),
+    "unet-memory-low": Peak("sd15-unet", (64, 64), "low"),
+    "unet-memory-bf16": Peak("sd15-unet", (64, 64), dtype="bf16"),
+    "dit-memory": Peak("flux", (64, 64), overrides=DIT),
+    "dit-memory-low": Peak("flux", (64, 64), "low", overrides=DIT),
+    "clip-memory": Peak("clip-l", (77,)),
+    "clip-memory-low": Peak("clip-l", (77,), "low"),
 }
-"""Model, size and options of the rows about peak memory."""
+"""The rows about peak memory."""
 CALLED_ONCE = frozenset({"vae-memory-2048"})
 """Rows whose calls take minutes: the first one counts, with what compiling takes."""
 
@@ -39,10 +59,11 @@ def options(**fields: Any) -> oxidiff.CompileOptions:
 @torch.no_grad()
 def peak_of(row: str, what: str) -> Answer:
     """Peak memory of a call beyond the module's weights: of eager or of the compiled module."""
-    name, size, fields = PEAKS[row]
-    module = testing.build(name, tiny=False)
-    inputs = testing.example_inputs(name, tiny=False, size=size)
-    call = module if what == "eager" else oxidiff.compile(module, options=options(**fields))
+    peak = PEAKS[row]
+    how: dict[str, Any] = {"tiny": False, "dtype": DTYPES[peak.dtype], "overrides": peak.overrides}
+    module = testing.build(peak.model, **how)
+    inputs = testing.example_inputs(peak.model, size=peak.size, **how)
+    call = module if what == "eager" else oxidiff.compile(module, options=options(memory=peak.memory))
     return growth(lambda: call(**inputs), is_called_once=row in CALLED_ONCE)
 
 

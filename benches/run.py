@@ -87,6 +87,30 @@ def step_over_eager(
 
 
 @torch.no_grad()
+def thread_scaling(arguments: argparse.Namespace, *, name: str, size: tuple[int, ...], bar: float) -> Answer:
+    """How much of the threads' number a step gains from them."""
+    module = testing.build(name, tiny=False)
+    inputs = testing.example_inputs(name, tiny=False, size=size)
+    most = torch.get_num_threads()
+    counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < most] + [most]
+    # A program for each: sizes in use keep their plan.
+    compiled = {count: oxidiff.compile(module, options=_options()) for count in counts}
+
+    def run(count: int) -> None:
+        torch.set_num_threads(count)
+        compiled[count](**inputs)
+
+    times = interleave({str(count): functools.partial(run, count) for count in counts}, arguments.rounds)
+    gained = times["1"].median / times[str(most)].median / most
+    seconds = ", ".join(f"{count}: {value.median:.3f} s ± {value.spread:.0%}" for count, value in times.items())
+    return {
+        "value": f"{gained:.2f}",
+        "ok": gained >= bar,
+        "note": f"threads {seconds}, {arguments.rounds} interleaved rounds",
+    }
+
+
+@torch.no_grad()
 def compile_seconds(arguments: argparse.Namespace, *, name: str, dtype: str, bar: float) -> Answer:
     """Capture and compile, cold: nothing cached, nothing tuned."""
     module = testing.build(name, tiny=False, dtype=DTYPES[dtype])
@@ -194,8 +218,13 @@ ROWS = {
     ),
     "unet-bf16": Row(
         "SD1.5 UNet, bf16, latent 64x64, batch 1: step over eager bf16",
-        "0.7",
-        functools.partial(step_over_eager, name="sd15-unet", dtype="bf16", size=(64, 64), bar=0.7),
+        "0.45",
+        functools.partial(step_over_eager, name="sd15-unet", dtype="bf16", size=(64, 64), bar=0.45),
+    ),
+    "threads-sd15": Row(
+        "SD1.5 UNet, f32, latent 64x64: step of one thread over that of all, by their number",
+        ">= 0.9",
+        functools.partial(thread_scaling, name="sd15-unet", size=(64, 64), bar=0.9),
     ),
     "vae-f32": Row(
         "VAE decoder, f32, latent 64x64: over eager",
@@ -226,6 +255,27 @@ ROWS = {
         'SD1.5 UNet, f32, latent 64x64, memory="low": peak memory over eager\'s',
         "1.0",
         functools.partial(memory.peak_over_eager, row="unet-memory-low", bar=1.0),
+    ),
+    "unet-memory-bf16": Row(
+        "SD1.5 UNet, bf16, latent 64x64: peak memory over eager's",
+        "1.0",
+        functools.partial(memory.peak_over_eager, row="unet-memory-bf16", bar=1.0),
+    ),
+    "dit-memory": Row(
+        "Flux-like DiT, f32, hidden 768, 1024 tokens: peak memory over eager's",
+        "1.15",
+        functools.partial(memory.peak_over_eager, row="dit-memory", bar=1.15),
+    ),
+    "dit-memory-low": Row(
+        'the same, memory="low"', "1.0", functools.partial(memory.peak_over_eager, row="dit-memory-low", bar=1.0)
+    ),
+    "clip-memory": Row(
+        "CLIP's text encoder (L), f32, 77 tokens: peak memory over eager's",
+        "1.15",
+        functools.partial(memory.peak_over_eager, row="clip-memory", bar=1.15),
+    ),
+    "clip-memory-low": Row(
+        'the same, memory="low"', "1.0", functools.partial(memory.peak_over_eager, row="clip-memory-low", bar=1.0)
     ),
     "forty-sizes": Row(
         "40 random sizes and batches, SD1.5 UNet: added; arena over the largest alone; resident growth",
