@@ -23,6 +23,10 @@ pub enum Family {
     Norm,
     /// Tile programs, of floats and of integers.
     Tile,
+    /// Reductions and cumulative sums.
+    Reduce,
+    /// What moves elements: copies between layouts, look-ups, resampling, interpolation.
+    Move,
 }
 
 /// The comparison of a kernel with its reference; the error says where they differ and by how much.
@@ -51,6 +55,11 @@ pub fn rows() -> Vec<Row> {
     let mut rows = cpu::verify::rows();
     rows.extend(cpu::tile_exec_verify::rows());
     rows.extend(cpu::integers_verify::rows());
+    rows.extend(cpu::few_rows_verify::rows());
+    rows.extend(cpu::conv_forms_verify::rows());
+    rows.extend(cpu::reduce_verify::rows());
+    rows.extend(cpu::move_verify::rows());
+    rows.extend(cpu::interpolate_verify::rows());
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }

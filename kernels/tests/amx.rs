@@ -14,14 +14,13 @@ use std::process::Command;
 
 use emulator::{INITIAL, Instruction, SET_UPS, install};
 use oxidiff_kernels::cpu::conv::{Conv, Weight, conv_with, pack_conv_weight};
-use oxidiff_kernels::cpu::conv_taps;
 use oxidiff_kernels::cpu::conv_winograd_points::{Cut, multiply_cut};
 use oxidiff_kernels::cpu::gemm::{Operand, gemm_with};
 use oxidiff_kernels::cpu::gemm_amx::{BF16, F16, F32, multiply_registers};
 use oxidiff_kernels::cpu::gemm_kernel::{Form, Runner};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::pack::Matrix;
-use oxidiff_kernels::cpu::verify::{Buffer, compare_winograd, verify_convs};
+use oxidiff_kernels::cpu::verify::{Buffer, compare_winograd};
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::{Amx, Isa, amx, features};
 use oxidiff_kernels::pool::Pool;
@@ -234,6 +233,14 @@ fn products_with_amx_match_the_reference() {
 
 #[test]
 #[ignore = "`tests_that_run_amx_pass` runs it"]
+fn operands_change_places_with_amx() {
+    let names = ["gemm_swapped_bf16_amx_32x32", "gemm_swapped_f32_amx_x3_32x32", "gemm_swapped_f16_amx_x2_32x32"];
+    verify(is_ready(), &names);
+    verify(is_ready_for_f16(), &["gemm_swapped_f16_amx_32x32"]);
+}
+
+#[test]
+#[ignore = "`tests_that_run_amx_pass` runs it"]
 fn small_numbers_count_in_f16_alone() {
     if !is_ready_for_f16() {
         return;
@@ -258,28 +265,11 @@ fn convolutions_with_amx_match_the_reference() {
     verify(is_ready_for_f16(), &["conv_f16_amx_32x32"]);
 }
 
-/// Convolutions whose tiles add up all taps: blocks of lines and of pixels, tiles of a few pixels, sets of columns, half a panel,
-/// chunks of channels, planes of taps, groups, padding, dilation, images that are enlarged.
 #[test]
 #[ignore = "`tests_that_run_amx_pass` runs it"]
 fn taps_at_once_match_the_reference() {
-    let shapes = [
-        Conv::new_2d(2, [9, 37], 96, 40, [3, 3]).padding([0, 1, 1]),
-        Conv::new_2d(1, [40, 20], 64, 32, [3, 3]).padding([0, 1, 1]),
-        Conv::new_2d(1, [3, 100], 32, 230, [3, 3]).padding([0, 1, 1]),
-        Conv::new_2d(1, [7, 30], 192, 70, [2, 5]).groups(2).padding([0, 2, 4]).dilation([1, 2, 2]),
-        Conv::new_2d(1, [1, 50], 160, 33, [1, 3]),
-        Conv::new_2d(1, [6, 9], 32, 48, [3, 3]).upsample([1, 2, 2]).padding([0, 1, 1]),
-        Conv::new_3d(1, [3, 6, 20], 32, 33, [3, 3, 3]).padding([1, 1, 1]),
-    ];
-    for (is_ready, kernel, dtype) in [(is_ready(), &BF16, DType::BF16), (is_ready_for_f16(), &F16, DType::F16)] {
-        for shape in shapes.iter().filter(|_| is_ready) {
-            assert!(conv_taps::suits(kernel, shape, dtype, dtype), "{shape:?}");
-        }
-        if is_ready {
-            verify_convs(kernel, dtype, &shapes).unwrap();
-        }
-    }
+    verify(is_ready(), &["conv_taps_bf16_amx_32x32"]);
+    verify(is_ready_for_f16(), &["conv_taps_f16_amx_32x32"]);
 }
 
 #[test]

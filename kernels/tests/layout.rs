@@ -3,7 +3,7 @@
 use oxidiff_kernels::cpu::copy::{Side, copy, copy_reference, fill, pad};
 use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_elements};
 use oxidiff_kernels::cpu::interpolate::{Interpolation, interpolate};
-use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
+use oxidiff_kernels::cpu::resample::Axis;
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
@@ -315,55 +315,31 @@ fn rows_are_picked_or_refused() {
     unsafe { gather(&Pool::new(2), Indices { len: 0, ..list }, false, rows) }.unwrap();
 }
 
+/// What is interpolated where places exist, the registry compares.
 #[test]
-fn places_are_interpolated_in_any_layout() {
-    // Outer, places, inner in memory: along elements side by side, along places, and neither.
-    for (order, sizes, taps) in (0..3).flat_map(|order| {
-        [([2, 9, 5], 2), ([3, 40, 1], 4), ([1, 7, 37], 3), ([2, 3, 20000], 2), ([1, 70000, 1], 2)]
-            .map(|(sizes, taps)| (order, sizes, taps))
-    }) {
-        let [outer, places, inner]: [usize; 3] = sizes;
-        let rows = 6;
-        let strides = |places: usize| match order {
-            0 => [(places * inner) as isize, inner as isize, 1],
-            1 => [(places * inner) as isize, 1, places as isize],
-            _ => [1, (outer * inner) as isize, outer as isize],
-        };
-        let (ss, ds) = (strides(rows), strides(places));
-        let src: Vec<f32> = (0..outer * rows * inner).map(|i| (i * 37 % 101) as f32 / 8.0).collect();
-        let indices: Vec<i32> = (0..places * taps).map(|i| (i * 5 % rows) as i32).collect();
-        // Taps first.
-        let weights: Vec<f32> = (0..places * taps).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
-        for isa in isas() {
-            let mut out = vec![-1.0f32; outer * places * inner];
+fn places_that_are_none_are_refused() {
+    let (src, mut out, weights) = ([0f32; 6 * 5], [-1f32; 9 * 5], [0.5f32; 2]);
+    for isa in isas() {
+        for wrong in [6i32, -1] {
+            let indices = [0, wrong];
             let of = Interpolation {
                 dtype: DType::F32,
                 src: src.as_ptr().cast(),
                 dst: out.as_mut_ptr().cast(),
-                sizes,
-                rows,
-                src_strides: ss,
-                dst_strides: ds,
+                sizes: [1, 9, 5],
+                rows: 6,
+                src_strides: [30, 5, 1],
+                dst_strides: [45, 5, 1],
                 indices: (indices.as_ptr().cast(), DType::I32),
                 weights: weights.as_ptr().cast(),
-                taps,
-                index_strides: [taps as isize, 1],
-                weight_strides: [1, places as isize],
+                taps: 2,
+                index_strides: [0, 1],
+                weight_strides: [0, 1],
             };
-            // SAFETY: dense buffers of the sizes named.
-            unsafe { interpolate(&Pool::new(3), isa, &of) }.unwrap();
-            for (o, j, i) in (0..outer).flat_map(|o| (0..places).flat_map(move |j| (0..inner).map(move |i| (o, j, i))))
-            {
-                let at = |s: [isize; 3], row: usize| o * s[0] as usize + row * s[1] as usize + i * s[2] as usize;
-                let term = |k: usize| weights[k * places + j] * src[at(ss, indices[j * taps + k] as usize)];
-                // Eighths: every sum is exact.
-                assert_eq!(out[at(ds, j)], (0..taps).map(term).sum::<f32>(), "{order} {sizes:?} {isa:?}: {o} {j} {i}");
-            }
-            let wrong = [rows as i32; 4];
-            let refused = Interpolation { indices: (wrong.as_ptr().cast(), DType::I32), index_strides: [0, 1], ..of };
-            // SAFETY: as above; indices out of bounds are refused.
-            let refused = unsafe { interpolate(&Pool::new(3), isa, &refused) }.unwrap_err();
-            assert_eq!((refused.index, refused.at, refused.rows), (rows as i64, 0, rows));
+            // SAFETY: dense buffers of the sizes named; indices out of bounds are refused.
+            let refused = unsafe { interpolate(&Pool::new(3), isa, &of) }.unwrap_err();
+            assert_eq!((refused.index, refused.at, refused.rows), (i64::from(wrong), 0, 6));
+            assert!(out.iter().all(|&x| x == -1.0));
         }
     }
 }
@@ -379,99 +355,26 @@ fn nearest_indices_are_pytorchs() {
     assert_eq!(axis(7, 7, Some(1.05)).source(false), [0, 0, 1, 2, 3, 4, 5]);
 }
 
+/// What is picked where elements exist, the registry compares.
 #[test]
-fn images_are_resampled_in_any_layout() {
-    let pool = Pool::new(2);
-    let (n, c, sizes, out) = (2usize, 5usize, [2usize, 3, 4], [3usize, 6, 7]);
-    for element in [1usize, 2, 4, 8] {
-        for last in [true, false] {
-            let order: &[usize] = if last { &[0, 2, 3, 4, 1] } else { &[0, 1, 2, 3, 4] };
-            let a = strides(&[n, c, sizes[0], sizes[1], sizes[2]], order);
-            let b = strides(&[n, c, out[0], out[1], out[2]], order);
-            let src: Vec<u8> = (0..n * c * 24 * element).map(|i| (i * 31 % 251) as u8).collect();
-            let mut dst = vec![0u8; n * c * 126 * element];
-            let e = element as isize;
-            let axes = [0, 1, 2].map(|d| Axis {
-                input: sizes[d],
-                output: out[d],
-                scale: None,
-                src: a[d + 2] * e,
-                dst: b[d + 2] * e,
-            });
-            let images = Images {
-                src: src.as_ptr(),
-                dst: dst.as_mut_ptr(),
-                batch: n,
-                src_batch: a[0] * e,
-                dst_batch: b[0] * e,
-                channels: c,
-                src_channel: a[1] * e,
-                dst_channel: b[1] * e,
-                element_bytes: element,
-                axes,
-            };
-            // SAFETY: the buffers hold the images.
-            unsafe { nearest(&pool, false, &images) };
-            let maps = axes.map(|x| x.source(false));
-            for at in 0..n * c * 126 {
-                let i = [at / (c * 126), at / 126 % c, at / 42 % 3, at / 7 % 6, at % 7];
-                let s = i[0] as isize * a[0]
-                    + i[1] as isize * a[1]
-                    + (0..3).map(|d| maps[d][i[d + 2]] as isize * a[d + 2]).sum::<isize>();
-                let d: isize = (0..5).map(|k| i[k] as isize * b[k]).sum();
-                let (s, d) = (s as usize * element, d as usize * element);
-                assert_eq!(dst[d..d + element], src[s..s + element]);
-            }
-        }
-    }
-}
-
-/// Along each dimension, from a table that is repeated, transposed and larger than the result, in every size of element.
-#[test]
-fn elements_are_picked_or_refused() {
-    let pool = Pool::new(2);
-    let (sizes, table) = ([40usize, 9, 33], [41usize, 11, 35]);
-    for (dim, bytes, dtype) in (0..3).flat_map(|dim| {
-        [(1, DType::I64), (2, DType::I32), (4, DType::I64), (8, DType::I32)].map(|(bytes, dtype)| (dim, bytes, dtype))
-    }) {
-        let elements: Vec<u64> = (0..table.iter().product::<usize>() as u64).map(|i| i * 0x9e37_79b9).collect();
-        let src: Vec<u8> = elements.iter().flat_map(|e| e.to_le_bytes()[..bytes].to_vec()).collect();
-        // The first dimension is the innermost one in memory.
-        let src_strides = [1, (table[0] * table[2]) as isize, table[0] as isize];
-        let count: usize = sizes.iter().product();
-        let index = |i: usize| (i * 7 + i / 5) % table[dim];
-        let mut indices: Vec<u8> = (0..count)
-            .flat_map(|i| (index(i) as i64).to_le_bytes()[..if dtype == DType::I32 { 4 } else { 8 }].to_vec())
-            .collect();
-        let mut out = vec![0u8; count * bytes];
-        let space = Space::new(&sizes);
-        let mut strides = [src_strides[0], src_strides[1], src_strides[2], 0, 0, 0, 0, 0];
-        strides[dim] = 0;
+fn elements_that_are_none_are_refused() {
+    let (table, space) = ([0u32; 7 * 5], Space::new(&[40, 5]));
+    for wrong in [-1i64, 7] {
+        let mut indices = [3i64; 40 * 5];
+        let mut out = [0u32; 40 * 5];
+        indices[6] = wrong;
         let gather = Elements {
             space,
-            element_bytes: bytes,
-            src: Bound { ptr: src.as_ptr().cast_mut(), strides },
-            size: table[dim],
-            step: src_strides[dim],
-            index: Bound::contiguous(indices.as_mut_ptr(), &space),
-            index_dtype: dtype,
-            dst: Bound::contiguous(out.as_mut_ptr(), &space),
+            element_bytes: 4,
+            src: Bound { ptr: table.as_ptr().cast_mut().cast(), strides: [0, 1, 0, 0, 0, 0, 0, 0] },
+            size: 7,
+            step: 5,
+            index: Bound::contiguous(indices.as_mut_ptr().cast(), &space),
+            index_dtype: DType::I64,
+            dst: Bound::contiguous(out.as_mut_ptr().cast(), &space),
         };
-        // SAFETY: dense buffers of the sizes named; the table is larger in every dimension.
-        unsafe { gather_elements(&pool, &gather) }.unwrap();
-        for i in 0..count {
-            let mut at = [i / (sizes[1] * sizes[2]), i / sizes[2] % sizes[1], i % sizes[2]];
-            at[dim] = index(i);
-            let place = (0..3).map(|d| at[d] * src_strides[d] as usize).sum::<usize>();
-            assert_eq!(out[i * bytes..][..bytes], src[place * bytes..][..bytes], "{dim} {bytes} {i}");
-        }
-        for wrong in [-1i64, table[dim] as i64] {
-            let width = if dtype == DType::I32 { 4 } else { 8 };
-            indices[5 * width..6 * width].copy_from_slice(&wrong.to_le_bytes()[..width]);
-            let gather = Elements { index: Bound::contiguous(indices.as_mut_ptr(), &space), ..gather };
-            // SAFETY: as above; an index out of bounds is refused.
-            let refused = unsafe { gather_elements(&pool, &gather) }.unwrap_err();
-            assert_eq!((refused.index, refused.rows), (wrong, table[dim]));
-        }
+        // SAFETY: dense buffers of the sizes named; an index out of bounds is refused.
+        let refused = unsafe { gather_elements(&Pool::new(2), &gather) }.unwrap_err();
+        assert_eq!((refused.index, refused.rows), (wrong, 7));
     }
 }

@@ -243,10 +243,7 @@ fn row_norms_match_f64() {
                         .unwrap();
                     for r in 0..rows {
                         let row = &exact[r * cols..(r + 1) * cols];
-                        let m = if kind == RowNorm::Layer { row.iter().sum::<f64>() / cols as f64 } else { 0.0 };
-                        let v = row.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / cols as f64;
-                        let root = if kind == RowNorm::FlooredRms { v.sqrt().max(eps) } else { (v + eps).sqrt() };
-                        let rstd = 1.0 / root;
+                        let (m, rstd) = row_norm_reference(kind, eps, row);
                         for (i, x) in row.iter().enumerate() {
                             let e = (x - m) * rstd * weight[i] as f64;
                             // The mean is rounded to f32 before it is subtracted.

@@ -1,4 +1,5 @@
-//! What every kernel is measured on: the sizes it meets in Stable Diffusion 1.5's UNet (latents of 64x64) and VAE decoder.
+//! What kernels are measured on: the sizes they meet in Stable Diffusion 1.5's UNet (latents of 64x64) and VAE decoder, and
+//! those of Flux's transformer and of text encoders that these have not. Kernels of few files have theirs beside their comparison.
 //!
 //! A [`Bench`] owns its operands; a run of it is one call of the kernel with the plain epilogue (bias and store, where the
 //! kernel has an epilogue). Bytes are those of operands and results, each once: what a call moves at least.
@@ -7,6 +8,7 @@ use super::KernelError;
 use super::attention::{Attention, Heads, attention_with, scratch_bytes_of};
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_algorithm::{Algorithm, Keep, expected};
+use super::conv_forms_verify::has_form;
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
 use super::gemm::{Operand, gemm_with};
 use super::gemm_kernel::{Form, Kernel, of_form};
@@ -94,7 +96,7 @@ fn start_int8(kernel: &'static Kernel, (m, n, k): (usize, usize, usize)) -> Resu
 }
 
 /// Convolutions, named after what they are in the model.
-fn convolutions() -> Vec<Conv> {
+pub(super) fn convolutions() -> Vec<Conv> {
     let same = |size, ic, oc| Conv::new_2d(1, [size, size], ic, oc, [3, 3]).padding([0, 1, 1]);
     vec![
         same(64, 4, 320),
@@ -115,7 +117,7 @@ fn convolutions() -> Vec<Conv> {
     ]
 }
 
-fn conv_bench(shape: Conv, dtype: DType, start: impl Fn() -> Result<Run, KernelError> + 'static) -> Bench {
+pub(super) fn conv_bench(shape: Conv, dtype: DType, start: impl Fn() -> Result<Run, KernelError> + 'static) -> Bench {
     let image = shape.batch * shape.input.iter().product::<usize>() * shape.in_channels;
     let elements = image + shape.rows() * shape.out_channels + shape.out_channels * shape.terms();
     Bench {
@@ -137,11 +139,12 @@ fn conv_bench(shape: Conv, dtype: DType, start: impl Fn() -> Result<Run, KernelE
 
 pub(super) fn conv(kernel: &'static Kernel, dtype: DType) -> Vec<Bench> {
     let bench = |shape| conv_bench(shape, dtype, move || start_conv(kernel, dtype, shape));
-    convolutions().into_iter().map(bench).collect()
+    // Other forms have rows of their own.
+    convolutions().into_iter().filter(|shape| !has_form(kernel, shape, dtype)).map(bench).collect()
 }
 
 /// Image, weight, bias and result of a convolution.
-fn conv_operands(shape: &Conv, dtype: DType) -> [Buffer; 4] {
+pub(super) fn conv_operands(shape: &Conv, dtype: DType) -> [Buffer; 4] {
     let sizes = [shape.batch * shape.strides[0] as usize, shape.out_channels * shape.terms(), shape.out_channels];
     let [x, w, bias] =
         [(sizes[0], 1), (sizes[1], 2), (sizes[2], 3)].map(|(len, seed)| Buffer::random(dtype, len, seed));
@@ -293,33 +296,43 @@ fn start_group_norm(isa: Isa, dtype: DType, pixels: usize, channels: usize) -> R
 }
 
 pub(super) fn layer_norm(isa: Isa, dtype: DType) -> Vec<Bench> {
-    let bench = |(rows, cols)| Bench {
-        op: "layer_norm",
+    let sizes = [(4096, 320), (4096, 640), (256, 1280)];
+    row_norms(isa, dtype, ("layer_norm", RowNorm::Layer), &sizes)
+}
+
+/// Of the heads of Flux's queries and keys, of 4096 and of all 4608 tokens of 24 heads; of its tokens; of T5's.
+pub(super) fn rms_norm(isa: Isa, dtype: DType) -> Vec<Bench> {
+    let sizes = [(4096, 128), (110_592, 128), (4096, 3072), (512, 4096)];
+    row_norms(isa, dtype, ("rms_norm", RowNorm::Rms), &sizes)
+}
+
+fn row_norms(isa: Isa, dtype: DType, (op, kind): (&'static str, RowNorm), sizes: &[(usize, usize)]) -> Vec<Bench> {
+    let bench = |&(rows, cols): &(usize, usize)| Bench {
+        op,
         sizes: vec![("rows", rows), ("cols", cols)],
         flops: 0.0,
         bytes: (2 * rows * cols * dtype.size_bytes()) as f64,
-        start: Box::new(move || start_layer_norm(isa, dtype, rows, cols)),
+        start: Box::new(move || start_row_norm(isa, dtype, kind, rows, cols)),
     };
-    [(4096, 320), (4096, 640), (256, 1280)].into_iter().map(bench).collect()
+    sizes.iter().map(bench).collect()
 }
 
-fn start_layer_norm(isa: Isa, dtype: DType, rows: usize, cols: usize) -> Result<Run, KernelError> {
-    let program = TileProgram {
-        instrs: vec![
-            load(0, 0),
-            Instr::Load { dst: 1, src: Source::RowScalar(0) },
-            Instr::Load { dst: 2, src: Source::RowScalar(1) },
-            Instr::Binary { dst: 0, op: Binary::Sub, a: 0, b: 1 },
-            Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 2 },
-            load(1, 1),
-            load(2, 2),
-            Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 1 },
-            Instr::Binary { dst: 0, op: Binary::Add, a: 0, b: 2 },
-            Instr::Store { src: 0, out: 0 },
-        ],
-        loads: vec![dtype; 3],
-        stores: vec![dtype],
-    };
+/// With a weight, and where there is a mean with a bias.
+fn start_row_norm(isa: Isa, dtype: DType, kind: RowNorm, rows: usize, cols: usize) -> Result<Run, KernelError> {
+    let scalar = |at| Instr::Load { dst: 1, src: Source::RowScalar(at) };
+    let by = |op| Instr::Binary { dst: 0, op, a: 0, b: 1 };
+    let has_mean = kind == RowNorm::Layer;
+    let mut instrs = vec![load(0, 0)];
+    if has_mean {
+        instrs.extend([scalar(0), by(Binary::Sub)]);
+    }
+    instrs.extend([scalar(1), by(Binary::Mul), load(1, 1), by(Binary::Mul)]);
+    if has_mean {
+        instrs.extend([load(1, 2), by(Binary::Add)]);
+    }
+    instrs.push(Instr::Store { src: 0, out: 0 });
+    let operands = if has_mean { 3 } else { 2 };
+    let program = TileProgram { instrs, loads: vec![dtype; operands], stores: vec![dtype] };
     let prepared = prepare(&program, isa)?;
     let (mut x, mut y) = (Buffer::random(dtype, rows * cols, 6), Buffer::zeroed(dtype, rows * cols));
     let [mut weight, mut bias] = [7, 8].map(|seed| Buffer::random(dtype, cols, seed));
@@ -327,10 +340,10 @@ fn start_layer_norm(isa: Isa, dtype: DType, rows: usize, cols: usize) -> Result<
         let space = Space::new(&[rows, cols]);
         let bound = Bound::contiguous(x.ptr_mut(), &space);
         let [w, b] = [&mut weight, &mut bias].map(|v| Bound { ptr: v.ptr_mut(), strides: [0, 1, 0, 0, 0, 0, 0, 0] });
-        let stores = [Bound::contiguous(y.ptr_mut(), &space)];
+        let (loads, stores) = ([bound, w, b], [Bound::contiguous(y.ptr_mut(), &space)]);
         let (pool, input) = (Pool::global(), RowInput { bound, dtype });
         // SAFETY: the buffers hold the space.
-        unsafe { row_norm(pool, isa, RowNorm::Layer, 1e-5, &input, &prepared, &space, &[bound, w, b], &stores) }
+        unsafe { row_norm(pool, isa, kind, 1e-5, &input, &prepared, &space, &loads[..operands], &stores) }
     }))
 }
 

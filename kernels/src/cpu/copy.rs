@@ -122,29 +122,56 @@ fn count(dims: &[Dim]) -> usize {
     dims.iter().map(|d| d.n).product()
 }
 
+/// How a box of elements of one type is moved: each is code of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Rows that are contiguous on both sides, as bytes.
+    Rows,
+    /// Planes that are contiguous along different dimensions; of the source along the dimension of that number.
+    Transposed(usize),
+    /// Element by element.
+    Elements,
+}
+
+/// What is moved, and how: the dimensions and the bytes of an element, and the form. Few elements side by side are one larger
+/// element.
+fn form(mut dims: &[Dim], mut size: usize) -> (&[Dim], usize, Form) {
+    loop {
+        let (outer, inner) = dims.split_at(dims.len() - 1);
+        let (inner, step) = (inner[0], size as isize);
+        if inner.src != step || inner.dst != step {
+            let is_across = |d: &Dim| d.src == step && inner.dst == step && d.n * inner.n >= BLOCK && size <= 8;
+            let form = outer.iter().position(is_across).map_or(Form::Elements, Form::Transposed);
+            return (dims, size, form);
+        }
+        let bytes = inner.n * size;
+        if !matches!(bytes, 2 | 4 | 8 | 16) || outer.is_empty() {
+            return (dims, size, Form::Rows);
+        }
+        (dims, size) = (outer, bytes);
+    }
+}
+
+/// The form in which [`copy`] moves elements of one type.
+pub(super) fn form_of(sizes: &[usize], src: &Side<'_>, dst: &Side<'_>) -> Form {
+    form(&dims(sizes, src, dst), src.dtype.size_bytes()).2
+}
+
 unsafe fn copy_same(pool: &Pool, isa: Isa, dims: &[Dim], src: *mut u8, dst: *mut u8, size: usize) {
-    let (outer, inner) = dims.split_at(dims.len() - 1);
-    let (inner, step) = (inner[0], size as isize);
+    let (dims, size, form) = form(dims, size);
     // SAFETY: the caller's promise, in each branch.
     unsafe {
-        if inner.src == step && inner.dst == step {
-            let bytes = inner.n * size;
-            if matches!(bytes, 2 | 4 | 8 | 16) && !outer.is_empty() {
-                // Few elements side by side are one larger element.
-                return copy_same(pool, isa, outer, src, dst, bytes);
+        match (form, size) {
+            (Form::Rows, _) => {
+                let (outer, inner) = split_last(dims);
+                copy_rows(pool, outer, inner.n * size, src, dst)
             }
-            return copy_rows(pool, outer, bytes, src, dst);
-        }
-        let is_across = |d: &Dim| d.src == step && inner.dst == step && d.n * inner.n >= BLOCK && size <= 8;
-        if let Some(k) = outer.iter().position(is_across) {
-            return copy_transposed(pool, isa, dims, k, src, dst, size);
-        }
-        match size {
-            1 => copy_elements::<u8>(pool, dims, src, dst),
-            2 => copy_elements::<u16>(pool, dims, src, dst),
-            4 => copy_elements::<u32>(pool, dims, src, dst),
-            8 => copy_elements::<u64>(pool, dims, src, dst),
-            _ => copy_elements::<u128>(pool, dims, src, dst),
+            (Form::Transposed(k), _) => copy_transposed(pool, isa, dims, k, src, dst, size),
+            (Form::Elements, 1) => copy_elements::<u8>(pool, dims, src, dst),
+            (Form::Elements, 2) => copy_elements::<u16>(pool, dims, src, dst),
+            (Form::Elements, 4) => copy_elements::<u32>(pool, dims, src, dst),
+            (Form::Elements, 8) => copy_elements::<u64>(pool, dims, src, dst),
+            (Form::Elements, _) => copy_elements::<u128>(pool, dims, src, dst),
         }
     }
 }

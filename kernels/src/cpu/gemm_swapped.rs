@@ -12,7 +12,7 @@
 use super::KernelError;
 use super::gemm::{Operand, gemm_with, is_readable};
 use super::gemm_driver::{packs_while_used, row_blocks};
-use super::gemm_kernel::{panel_width, select, transpose_units};
+use super::gemm_kernel::{Kernel, panel_width, select, transpose_units};
 use super::pack::{Matrix, pack_b, packed_bytes};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -80,13 +80,32 @@ pub unsafe fn gemm_swapped(
     work: *mut u8,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    let isa = isa.clamp();
+    let kernel = select(isa.clamp(), weight.dtype, a.dtype, (m.min(n), k));
+    // SAFETY: forwarded.
+    unsafe { gemm_swapped_with(kernel, pool, (m, n, k), a, weight, work, epilogue) }
+}
+
+/// [`gemm_swapped`] with a given micro-kernel, which must be available and fit the element types.
+///
+/// # Errors
+/// As there.
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn gemm_swapped_with(
+    kernel: &'static Kernel,
+    pool: &Pool,
+    (m, n, k): (usize, usize, usize),
+    a: &Matrix,
+    weight: &Matrix,
+    work: *mut u8,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
     super::gemm::check_dtypes([a.dtype, weight.dtype])?;
-    let turned = Turned { inner: epilogue, isa };
+    let turned = Turned { inner: epilogue, isa: kernel.isa };
     // SAFETY: the caller vouches for operands and memory; `turned` hands on what it gets.
     unsafe {
-        let packed = pack_b(pool, isa, m, k, a, work);
-        let kernel = select(isa, weight.dtype, a.dtype, (m.min(n), k));
+        let packed = pack_b(pool, kernel.isa, m, k, a, work);
         gemm_with(kernel, pool, &[], (n, m, k), weight, &Operand::Packed(packed), &turned)
     }
 }

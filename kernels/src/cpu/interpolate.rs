@@ -70,7 +70,7 @@ pub unsafe fn interpolate(pool: &Pool, isa: Isa, of: &Interpolation) -> Result<(
         }
     }
     let size = of.dtype.size_bytes() as isize;
-    let is_wide = inner >= VECTOR && of.src_strides[2] == 1 && of.dst_strides[2] == 1;
+    let is_wide = is_wide(of);
     // Lines along the elements of one place, or along the places of one element.
     let per_outer = if is_wide { places } else { inner };
     let (units, length) = (outer * per_outer, if is_wide { inner } else { places });
@@ -108,6 +108,11 @@ pub unsafe fn interpolate(pool: &Pool, isa: Isa, of: &Interpolation) -> Result<(
         }
     });
     Ok(())
+}
+
+/// Whether vectors go along elements side by side.
+pub(super) fn is_wide(of: &Interpolation) -> bool {
+    of.sizes[2] >= VECTOR && of.src_strides[2] == 1 && of.dst_strides[2] == 1
 }
 
 /// What a line is made of: offsets in elements, and weights.

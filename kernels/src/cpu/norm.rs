@@ -697,3 +697,12 @@ unsafe fn sum_row<S: Simd, E: Element, const CENTRED: bool>(
     }
     (total, squares)
 }
+
+/// The meaning of what [`row_norm`] tells a program of a row: what is subtracted of its elements, and what they are multiplied by.
+pub fn row_norm_reference(kind: RowNorm, eps: f64, row: &[f64]) -> (f64, f64) {
+    let mean = |of: &dyn Fn(f64) -> f64| row.iter().map(|&x| of(x)).sum::<f64>() / row.len() as f64;
+    let center = if kind == RowNorm::Layer { mean(&|x| x) } else { 0.0 };
+    let square = mean(&|x| (x - center) * (x - center));
+    let root = if kind == RowNorm::FlooredRms { square.sqrt().max(eps) } else { (square + eps).sqrt() };
+    (center, 1.0 / root)
+}

@@ -74,62 +74,89 @@ pub unsafe fn reduce(pool: &Pool, isa: Isa, op: Reduction, r: &Reduce) -> Result
     if units == 0 {
         return Ok(());
     }
-    let float = matches!(r.src_dtype, DType::F32 | DType::F16 | DType::BF16);
+    let form = form(op, r);
     let size = r.src_dtype.size_bytes() as isize;
     let tasks = ((units * n.max(1)) >> 14).clamp(1, pool.threads() * 4);
     let (src, dst) = (Shared(r.src.cast_mut()), Shared(r.dst));
     let (from, to, ss, ds) = (r.src_dtype, r.dst_dtype, r.src_strides, r.dst_strides);
-    // Columns side by side are reduced together, a strip at a time.
-    let strips = float && ss[2] == 1 && inner > 1 && !matches!(op, ArgMax | ArgMin);
-    let per_outer = if strips { inner.div_ceil(STRIP) } else { inner };
+    let (per_outer, width) = if form == Form::Strips { (inner.div_ceil(STRIP), STRIP) } else { (inner, 1) };
     let units = outer * per_outer;
     let tasks = tasks.min(units);
-    let is_position = matches!(op, ArgMax | ArgMin);
-    let lines_apart = float && ss[1] == 1 && !is_position;
     pool.run(tasks, |task, _| {
         let mut unit = units * task / tasks;
         let end = units * (task + 1) / tasks;
         while unit < end {
-            let (o, i) = ((unit / per_outer) as isize, unit % per_outer * if strips { STRIP } else { 1 });
+            let (o, i) = ((unit / per_outer) as isize, unit % per_outer * width);
             let p = src.at((o * ss[0] + i as isize * ss[2]) * size);
             let q = |i: usize| dst.at((o * ds[0] + i as isize * ds[1]) * to.size_bytes() as isize);
             // SAFETY: elements of the operand and the result; units are disjoint.
             unsafe {
-                if strips {
-                    let width = STRIP.min(inner - i);
-                    let mut out = [0f64; STRIP];
-                    strip(isa, op, from, p, n, ss[1], width, &mut out);
-                    out[..width].iter().enumerate().for_each(|(j, x)| store_result(to, q(i + j), *x));
-                } else if lines_apart {
-                    let count = LINES.min(end - unit);
-                    let at = |unit: usize| ((unit / per_outer) as isize, (unit % per_outer) as isize);
-                    let (mut starts, mut out) = ([p.cast_const(); LINES], [0f64; LINES]);
-                    for (j, start) in starts[..count].iter_mut().enumerate() {
-                        let (o, i) = at(unit + j);
-                        *start = src.at((o * ss[0] + i * ss[2]) * size).cast_const();
+                match form {
+                    Form::Strips => {
+                        let width = STRIP.min(inner - i);
+                        let mut out = [0f64; STRIP];
+                        strip(isa, op, from, p, n, ss[1], width, &mut out);
+                        out[..width].iter().enumerate().for_each(|(j, x)| store_result(to, q(i + j), *x));
                     }
-                    lines(isa, op, from, &starts[..count], n, &mut out);
-                    for (j, x) in out[..count].iter().enumerate() {
-                        let (o, i) = at(unit + j);
-                        store_result(to, dst.at((o * ds[0] + i * ds[1]) * to.size_bytes() as isize), *x);
+                    Form::Lines => {
+                        let count = LINES.min(end - unit);
+                        let at = |unit: usize| ((unit / per_outer) as isize, (unit % per_outer) as isize);
+                        let (mut starts, mut out) = ([p.cast_const(); LINES], [0f64; LINES]);
+                        for (j, start) in starts[..count].iter_mut().enumerate() {
+                            let (o, i) = at(unit + j);
+                            *start = src.at((o * ss[0] + i * ss[2]) * size).cast_const();
+                        }
+                        lines(isa, op, from, &starts[..count], n, &mut out);
+                        for (j, x) in out[..count].iter().enumerate() {
+                            let (o, i) = at(unit + j);
+                            store_result(to, dst.at((o * ds[0] + i * ds[1]) * to.size_bytes() as isize), *x);
+                        }
+                        unit += count - 1;
                     }
-                    unit += count - 1;
-                } else if is_position && float && ss[1] == 1 {
-                    let mut at = 0;
-                    place(isa, op == ArgMax, from, p, n, &mut at);
-                    store_position(to, q(i), at);
-                } else if is_position {
-                    store_position(to, q(i), position(op == ArgMax, from, p, n, ss[1] * size));
-                } else if matches!(from, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-                    store_result(to, q(i), scalar_real(op, from, p, n, ss[1] * size));
-                } else {
-                    store_integer(op, to, q(i), from, p, n, ss[1] * size);
+                    Form::Places => {
+                        let mut at = 0;
+                        place(isa, op == ArgMax, from, p, n, &mut at);
+                        store_position(to, q(i), at);
+                    }
+                    Form::Elements if matches!(op, ArgMax | ArgMin) => {
+                        store_position(to, q(i), position(op == ArgMax, from, p, n, ss[1] * size));
+                    }
+                    Form::Elements if matches!(from, DType::F32 | DType::F16 | DType::BF16 | DType::F64) => {
+                        store_result(to, q(i), scalar_real(op, from, p, n, ss[1] * size));
+                    }
+                    Form::Elements => store_integer(op, to, q(i), from, p, n, ss[1] * size),
                 }
             }
             unit += 1;
         }
     });
     Ok(())
+}
+
+/// How a reduction walks through its operand: each is code of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Columns side by side are reduced together, a strip at a time.
+    Strips,
+    /// Lines of elements side by side.
+    Lines,
+    /// The position of an extreme in such lines.
+    Places,
+    /// Element by element.
+    Elements,
+}
+
+/// The form of a reduction.
+pub(super) fn form(op: Reduction, r: &Reduce) -> Form {
+    let is_position = matches!(op, Reduction::ArgMax | Reduction::ArgMin);
+    let [_, along, across] = r.src_strides;
+    match (is_position, along, across) {
+        _ if !matches!(r.src_dtype, DType::F32 | DType::F16 | DType::BF16) => Form::Elements,
+        (false, _, 1) if r.sizes[2] > 1 => Form::Strips,
+        (false, 1, _) => Form::Lines,
+        (true, 1, _) => Form::Places,
+        _ => Form::Elements,
+    }
 }
 
 /// Lines reduced by one call.

@@ -3,11 +3,13 @@
 use super::attention::{Attention, Heads, attention_reference, attention_with, scratch_bytes_of};
 use super::bench;
 use super::gemm_kernel::{Form, Kernel, kernels, of_form};
-use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
+use super::norm::{
+    ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm, row_norm_reference,
+};
 use super::softmax::{Matrix, softmax};
 use super::tile_exec::{Prepared, run_loop};
 use super::tile_exec_ref;
-use super::verify::Buffer;
+use super::verify::{Buffer, Reference, compare_rounded, half_unit};
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -21,10 +23,11 @@ type Benches = fn(Isa, DType) -> Vec<bench::Bench>;
 
 /// Every kernel of this file at every level, for every floating type.
 pub fn rows() -> Vec<Row> {
-    let families: [(&str, &str, Family, Check, Benches); 5] = [
+    let families: [(&str, &str, Family, Check, Benches); 6] = [
         ("attention", "k192", Family::Attention, verify_attention, bench::attention),
         ("group_norm_silu", "r4", Family::Norm, verify_group_norm, bench::group_norm),
         ("layer_norm", "r16", Family::Norm, verify_layer_norm, bench::layer_norm),
+        ("rms_norm", "r16", Family::Norm, verify_rms_norm, bench::rms_norm),
         ("softmax", "r1", Family::Norm, verify_softmax, bench::rows_softmax),
         ("tile", "1024", Family::Tile, verify_tile, bench::tile),
     ];
@@ -63,21 +66,12 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Half a unit in the last place of a result of about 1.
-fn rounding(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 2f64.powi(-11),
-        DType::BF16 => 2f64.powi(-8),
-        _ => 2f64.powi(-24),
-    }
-}
-
 /// Compares stored results with f64 ones: `tolerance` plus the rounding of the stored type, both relative to the larger
 /// of 1 and the result.
 fn compare(got: &Buffer, expected: &[f64], tolerance: f64) -> Result<(), String> {
     for (i, e) in expected.iter().enumerate() {
-        let error = (got.get(i) - e).abs();
-        if error.is_nan() || error > (tolerance + rounding(got.dtype)) * e.abs().max(1.0) {
+        let (error, scale) = ((got.get(i) - e).abs(), e.abs().max(1.0));
+        if error.is_nan() || error > tolerance * scale + half_unit(got.dtype, scale) {
             return Err(format!("result {i} is {}, expected {e}", got.get(i)));
         }
     }
@@ -206,41 +200,77 @@ fn verify_group_norm(isa: Isa, dtype: DType) -> Result<(), String> {
     Ok(())
 }
 
+/// Normalises rows, without weight and bias.
+fn normalised(
+    isa: Isa,
+    (kind, eps): (RowNorm, f64),
+    x: &mut Buffer,
+    (rows, cols): (usize, usize),
+) -> Result<Buffer, String> {
+    let dtype = x.dtype;
+    let mut y = Buffer::random(dtype, rows * cols, 9);
+    let program = TileProgram {
+        instrs: vec![
+            load(0, 0),
+            Instr::Load { dst: 1, src: Source::RowScalar(0) },
+            Instr::Load { dst: 2, src: Source::RowScalar(1) },
+            Instr::Binary { dst: 0, op: Binary::Sub, a: 0, b: 1 },
+            Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 2 },
+            Instr::Store { src: 0, out: 0 },
+        ],
+        loads: vec![dtype],
+        stores: vec![dtype],
+    };
+    let prepared = Prepared::new(&program, isa).map_err(|e| e.to_string())?;
+    let space = Space::new(&[rows, cols]);
+    let input = RowInput { bound: Bound::contiguous(x.ptr_mut(), &space), dtype };
+    let stores = [Bound::contiguous(y.ptr_mut(), &space)];
+    // SAFETY: the buffers hold the space.
+    unsafe {
+        row_norm(&Pool::new(2), isa, kind, eps, &input, &prepared, &space, &[input.bound], &stores)
+            .map_err(|e| e.to_string())?;
+    }
+    Ok(y)
+}
+
+/// The same in f64.
+fn normalised_reference((kind, eps): (RowNorm, f64), x: &Buffer, (rows, cols): (usize, usize)) -> Vec<f64> {
+    let row = |r: usize| {
+        let row: Vec<f64> = (r * cols..(r + 1) * cols).map(|at| x.get(at)).collect();
+        let (mean, factor) = row_norm_reference(kind, eps, &row);
+        row.into_iter().map(move |v| (v - mean) * factor)
+    };
+    (0..rows).flat_map(row).collect()
+}
+
 fn verify_layer_norm(isa: Isa, dtype: DType) -> Result<(), String> {
-    for (rows, cols) in [(37, 320), (4, 33), (3, 5000)] {
-        let mut x = Buffer::random(dtype, rows * cols, 6);
-        let mut y = Buffer::zeroed(dtype, rows * cols);
-        let program = TileProgram {
-            instrs: vec![
-                load(0, 0),
-                Instr::Load { dst: 1, src: Source::RowScalar(0) },
-                Instr::Load { dst: 2, src: Source::RowScalar(1) },
-                Instr::Binary { dst: 0, op: Binary::Sub, a: 0, b: 1 },
-                Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 2 },
-                Instr::Store { src: 0, out: 0 },
-            ],
-            loads: vec![dtype],
-            stores: vec![dtype],
-        };
-        let prepared = Prepared::new(&program, isa).map_err(|e| e.to_string())?;
-        let space = Space::new(&[rows, cols]);
-        let input = RowInput { bound: Bound::contiguous(x.ptr_mut(), &space), dtype };
-        let stores = [Bound::contiguous(y.ptr_mut(), &space)];
-        // SAFETY: the buffers hold the space.
-        unsafe {
-            let pool = Pool::new(2);
-            row_norm(&pool, isa, RowNorm::Layer, 1e-5, &input, &prepared, &space, &[input.bound], &stores)
-                .map_err(|e| e.to_string())?;
-        }
-        let expected: Vec<f64> = (0..rows * cols)
-            .map(|i| {
-                let row = || (i / cols * cols..(i / cols + 1) * cols).map(|j| x.get(j));
-                let mean = row().sum::<f64>() / cols as f64;
-                let variance = row().map(|v| (v - mean).powi(2)).sum::<f64>() / cols as f64;
-                (x.get(i) - mean) / (variance + 1e-5).sqrt()
-            })
-            .collect();
-        compare(&y, &expected, 1e-6).map_err(|e| format!("{rows}x{cols}: {e}"))?;
+    for sizes in [(37, 320), (4, 33), (3, 5000)] {
+        let mut x = Buffer::random(dtype, sizes.0 * sizes.1, 6);
+        let y = normalised(isa, (RowNorm::Layer, 1e-5), &mut x, sizes)?;
+        let expected = normalised_reference((RowNorm::Layer, 1e-5), &x, sizes);
+        compare(&y, &expected, 1e-6).map_err(|e| format!("{sizes:?}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// Roundings that a result went through, of which none is taken back by others, as squares have one sign: the mean square is that
+/// of 1 product, 18 additions to a lane, 2 between accumulators and 4 between sixteen lanes, half of which its root has; the root's
+/// own and that of the product with it follow.
+const RMS_ROUNDINGS: f64 = 0.5 * (1.0 + 18.0 + 2.0 + 4.0) + 1.0 + 1.0;
+
+fn verify_rms_norm(isa: Isa, dtype: DType) -> Result<(), String> {
+    let kinds = [(RowNorm::Rms, 1e-5), (RowNorm::FlooredRms, 1e-5), (RowNorm::FlooredRms, 100.0)];
+    for (sizes, kind) in
+        [(37, 320), (70, 64), (5, 33), (3, 1), (2, 5000)].into_iter().flat_map(|s| kinds.map(|k| (s, k)))
+    {
+        let mut x = Buffer::random(dtype, sizes.0 * sizes.1, 6);
+        let y = normalised(isa, kind, &mut x, sizes)?;
+        let expected = normalised_reference(kind, &x, sizes);
+        let references: Vec<Reference> =
+            expected.into_iter().map(|sum| Reference { sum, magnitude: sum.abs() }).collect();
+        // One more for what products of these roundings add up to.
+        compare_rounded(&y, &references, RMS_ROUNDINGS + 1.0)
+            .map_err(|e| format!("rms_norm {dtype:?} {} {kind:?} of {sizes:?}: {e}", isa.name()))?;
     }
     Ok(())
 }

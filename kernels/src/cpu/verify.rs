@@ -51,11 +51,19 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` elements of a stream.
+    /// `len` elements of a stream, integers a hundred times as large, truths about half of them.
     pub fn random(dtype: DType, len: usize, seed: u64) -> Buffer {
         let mut numbers = Numbers::new(seed);
         let mut buffer = Buffer::zeroed(dtype, len);
-        (0..len).for_each(|index| buffer.set(index, numbers.draw()));
+        for index in 0..len {
+            let drawn = numbers.draw();
+            let value = match dtype {
+                DType::Bool => drawn.max(0.0),
+                _ if is_floating(dtype) => drawn,
+                _ => 100.0 * drawn,
+            };
+            buffer.set(index, value);
+        }
         buffer
     }
 
@@ -79,15 +87,22 @@ impl Buffer {
         self.memory.len() * 64
     }
 
-    /// Stores a rounded value.
+    /// Stores a rounded value, of integers without what follows the point.
     pub fn set(&mut self, index: usize, value: f32) {
         assert!((index + 1) * self.dtype.size_bytes() <= self.memory.len() * 64);
-        // SAFETY: inside the memory.
+        let first = self.ptr_mut();
+        // SAFETY: inside the memory, which is aligned for every type.
         unsafe {
             match self.dtype {
-                DType::F16 => self.ptr_mut().cast::<u16>().add(index).write(f16::from_f32(value).to_bits()),
-                DType::BF16 => self.ptr_mut().cast::<u16>().add(index).write(bf16::from_f32(value).to_bits()),
-                _ => self.ptr_mut().cast::<f32>().add(index).write(value),
+                DType::F16 => first.cast::<u16>().add(index).write(f16::from_f32(value).to_bits()),
+                DType::BF16 => first.cast::<u16>().add(index).write(bf16::from_f32(value).to_bits()),
+                DType::F32 => first.cast::<f32>().add(index).write(value),
+                DType::F64 => first.cast::<f64>().add(index).write(f64::from(value)),
+                DType::I64 => first.cast::<i64>().add(index).write(value as i64),
+                DType::I32 => first.cast::<i32>().add(index).write(value as i32),
+                DType::I8 => first.cast::<i8>().add(index).write(value as i8),
+                DType::U8 => first.add(index).write(value as u8),
+                DType::Bool => first.add(index).write(u8::from(value != 0.0)),
             }
         }
     }
@@ -95,15 +110,63 @@ impl Buffer {
     /// An element.
     pub fn get(&self, index: usize) -> f64 {
         assert!((index + 1) * self.dtype.size_bytes() <= self.memory.len() * 64);
-        // SAFETY: inside the memory.
+        let first = self.ptr();
+        // SAFETY: inside the memory, which is aligned for every type and was zeros before anything was written.
         unsafe {
             match self.dtype {
-                DType::F16 => f16::from_bits(*self.ptr().cast::<u16>().add(index)).to_f64(),
-                DType::BF16 => bf16::from_bits(*self.ptr().cast::<u16>().add(index)).to_f64(),
-                _ => f64::from(*self.ptr().cast::<f32>().add(index)),
+                DType::F16 => f16::from_bits(*first.cast::<u16>().add(index)).to_f64(),
+                DType::BF16 => bf16::from_bits(*first.cast::<u16>().add(index)).to_f64(),
+                DType::F32 => f64::from(*first.cast::<f32>().add(index)),
+                _ => self.get_other(index),
             }
         }
     }
+
+    /// An element of a type that products do not have, apart from theirs: references spend their time on those.
+    ///
+    /// # Safety
+    /// There must be one.
+    #[cold]
+    unsafe fn get_other(&self, index: usize) -> f64 {
+        let first = self.ptr();
+        // SAFETY: forwarded; as in [`Self::get`].
+        unsafe {
+            match self.dtype {
+                DType::F64 => *first.cast::<f64>().add(index),
+                DType::I64 => *first.cast::<i64>().add(index) as f64,
+                DType::I32 => f64::from(*first.cast::<i32>().add(index)),
+                DType::I8 => f64::from(*first.cast::<i8>().add(index)),
+                DType::U8 | DType::Bool => f64::from(*first.add(index)),
+                DType::F32 | DType::F16 | DType::BF16 => unreachable!("`get` reads these"),
+            }
+        }
+    }
+}
+
+/// The floating types that vectors load.
+pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// A type as the names of rows have it.
+pub(super) fn suffix(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
+}
+
+/// Whether elements have a fraction.
+pub(super) const fn is_floating(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
+}
+
+/// What rounding a number to a type changes of it at most.
+pub(super) fn half_unit(dtype: DType, x: f64) -> f64 {
+    // As a share of the number, and of those so small that their units are all the same.
+    let (share, least) = match dtype {
+        DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        DType::BF16 => (2f64.powi(-8), 2f64.powi(-134)),
+        DType::F32 => (2f64.powi(-24), 2f64.powi(-150)),
+        DType::F64 => (2f64.powi(-53), 0.0),
+        _ => (0.0, 0.0),
+    };
+    share * x.abs() + least
 }
 
 /// A sum and the sum of its terms' magnitudes.
@@ -116,7 +179,12 @@ pub struct Reference {
 }
 
 impl Reference {
-    fn add(&mut self, a: f64, b: f64) {
+    /// A result with no error but that of what it is stored in.
+    pub(super) fn exact(sum: f64) -> Reference {
+        Reference { sum, magnitude: 0.0 }
+    }
+
+    pub(super) fn add(&mut self, a: f64, b: f64) {
         self.sum += a * b;
         self.magnitude += (a * b).abs();
     }
@@ -134,8 +202,23 @@ pub fn compare(what: &str, results: &Buffer, references: &[Reference], chain: us
     Ok(())
 }
 
+/// Compares results with references, whose terms went through so many roundings to f32 (`roundings`, a fraction of one for each
+/// to f64) before the result was rounded to its type. Of what is not a number the result must be none, either.
+pub(super) fn compare_rounded(results: &Buffer, references: &[Reference], roundings: f64) -> Result<(), String> {
+    for (index, reference) in references.iter().enumerate() {
+        let got = results.get(index);
+        let before = roundings * reference.magnitude * 2f64.powi(-24);
+        let tolerance = before + half_unit(results.dtype, reference.sum.abs() + before);
+        let error = (got - reference.sum).abs();
+        if got.is_nan() != reference.sum.is_nan() || error > tolerance {
+            return Err(format!("result {index} is {got}, expected {} within {tolerance:e}", reference.sum));
+        }
+    }
+    Ok(())
+}
+
 /// Longest chain of additions of a sum of `k` terms: one block's terms, and the blocks.
-fn chain(k: usize) -> usize {
+pub(super) fn chain(k: usize) -> usize {
     k.min(640) + k.div_ceil(48)
 }
 
@@ -429,13 +512,8 @@ pub fn conv_cases() -> Vec<Conv> {
 }
 
 pub(super) fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
-    verify_convs(kernel, dtype, &conv_cases())
-}
-
-/// Compares convolutions of these shapes with their references; the micro-kernel must be available.
-pub fn verify_convs(kernel: &'static Kernel, dtype: DType, shapes: &[Conv]) -> Result<(), String> {
     let pool = Pool::global();
-    for &shape in shapes {
+    for shape in conv_cases() {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
         let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);
         let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
