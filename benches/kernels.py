@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -76,6 +77,62 @@ def _pointwise(f: Callable[..., object], operands: int) -> Callable[..., Callabl
     return start
 
 
+def _rms_norm(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x, weight = make(s["rows"], s["cols"]), make(s["cols"])
+    return lambda: F.rms_norm(x, (s["cols"],), weight)
+
+
+def _cumsum(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x = make(s["outer"], s["scan"], s["inner"])
+    return lambda: torch.cumsum(x, 1)
+
+
+def _to_channels_last(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    image = make(1, s["channels"], s["pixels"], 1)
+    out = torch.empty_like(image, memory_format=torch.channels_last)
+    return lambda: out.copy_(image)
+
+
+def _concat(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x, out = make(s["rows"], s["cols"]), make(s["rows"], s["into"])
+    return lambda: out[:, : s["cols"]].copy_(x)
+
+
+def _unpatch(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    side, channels = s["side"], s["channels"]
+    tokens = make(side * side, 4 * channels)
+    return lambda: tokens.view(side, side, channels, 2, 2).permute(2, 0, 3, 1, 4).reshape(channels, 2 * side, 2 * side)
+
+
+def _every_second(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x = make(s["rows"], 2 * s["cols"])
+    return lambda: x[:, ::2].contiguous()
+
+
+def _embedding(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    table, indices = make(s["of"], s["cols"]), torch.arange(s["rows"]) * 641 % s["of"]
+    return lambda: F.embedding(indices, table)
+
+
+def _gather(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x, indices = make(s["of"], s["cols"]), torch.arange(s["rows"]) * 641 % s["of"]
+    indices = indices[:, None].expand(-1, s["cols"])
+    return lambda: torch.gather(x, 0, indices)
+
+
+def _nearest(memory_format: torch.memory_format) -> Callable[..., Callable[[], object]]:
+    def start(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        image = make(1, s["channels"], s["side"], s["side"]).contiguous(memory_format=memory_format)
+        return lambda: F.interpolate(image, scale_factor=float(s["factor"]))
+
+    return start
+
+
+def _upsample_linear(s: Sizes, make: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    image = make(1, s["outer"], s["rows"], s["inner"])
+    return lambda: F.interpolate(image, (2 * s["rows"], s["inner"]), mode="bilinear", align_corners=False)
+
+
 def _unpack(s: Sizes, _: Callable[..., torch.Tensor]) -> Callable[[], object]:
     x = torch.randint(256, (s["rows"], 1, s["cols"]), dtype=torch.uint8)
     by = torch.tensor([0, 4], dtype=torch.uint8).reshape(1, 2, 1)
@@ -95,8 +152,54 @@ TORCH: dict[str, Callable[[Sizes, Callable[..., torch.Tensor]], Callable[[], obj
     "gelu_tanh": _pointwise(lambda x: F.gelu(x, approximate="tanh"), 1),
     "geglu": _pointwise(lambda x, y: x * F.gelu(y), 2),
     "unpack": _unpack,
+    "rms_norm": _rms_norm,
+    "sum_last": _pointwise(lambda x: x.sum(-1), 1),
+    "mean_first": _pointwise(lambda x: x.mean(0), 1),
+    "argmax_last": _pointwise(lambda x: x.argmax(-1), 1),
+    "argmax_first": _pointwise(lambda x: x.argmax(0), 1),
+    "cumsum": _cumsum,
+    "to_channels_last": _to_channels_last,
+    "transpose": _pointwise(lambda x: x.t().contiguous(), 1),
+    "concat": _concat,
+    "unpatch": _unpatch,
+    "every_second": _every_second,
+    "embedding": _embedding,
+    "gather": _gather,
+    "nearest": _nearest(torch.channels_last),
+    "nearest_planes": _nearest(torch.contiguous_format),
+    "upsample_linear": _upsample_linear,
 }
 """PyTorch's counterpart of every op of the registry's benches that it has one for."""
+
+
+LEVELS = ["portable", "avx2", "avx512"]
+"""Instruction sets, a later one a superset of those before."""
+OTHER_DTYPES = {"u8": torch.uint8, "i64": torch.int64, "f64": torch.float64}
+"""What kernels take beside :data:`DTYPES`."""
+
+
+def dtype_of(row: dict[str, Any], op: str) -> torch.dtype | None:
+    """What PyTorch's counterpart of a row computes in; nothing where it has none."""
+    is_bytes_alone = op == "unpack" and row["dtype"] != "u8"
+    # Products of bytes are of quantized operands, which `linear` does not take.
+    if op not in TORCH or is_bytes_alone or (op == "linear" and row["dtype"] == "u8"):
+        return None
+    return DTYPES.get(row["dtype"], OTHER_DTYPES.get(row["dtype"]))
+
+
+def best_rows(rows: list[dict[str, Any]], isa: str) -> list[dict[str, Any]]:
+    """What runs at a level: of each kernel the row of the highest level up to it, as some have no code of their own for it.
+
+    Tiles of a kernel differ between levels, and are the end of its name.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        kernel = re.sub(r"_\d+x\d+$", "", row["name"].split("__")[0])
+        level = LEVELS.index(row["isa"])
+        if row["is_available"] and level <= LEVELS.index(isa):
+            if kernel not in best or level > LEVELS.index(best[kernel]["isa"]):
+                best[kernel] = row
+    return sorted(best.values(), key=lambda row: row["name"])
 
 
 def floor_seconds(row: dict[str, Any], bench: dict[str, Any], ceilings: dict[str, Any]) -> tuple[float, str]:
@@ -113,6 +216,11 @@ def floor_seconds(row: dict[str, Any], bench: dict[str, Any], ceilings: dict[str
     return (compute, "compute") if compute >= memory else (memory, "memory")
 
 
+def layer_of(row: dict[str, Any], bench: dict[str, Any]) -> str:
+    """A line of the table, by name."""
+    return f"{row['name']} {bench['op']} {' '.join(f'{name}={size}' for name, size in bench['sizes'].items())}"
+
+
 @torch.no_grad()
 def measure(row: dict[str, Any], index: int, seconds: float, ceilings: dict[str, Any]) -> dict[str, Any]:
     """One line of the table."""
@@ -122,9 +230,9 @@ def measure(row: dict[str, Any], index: int, seconds: float, ceilings: dict[str,
     # One thread is charged for its own work only, whatever else the machine does.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     run = _native.KernelBench(row["name"], index)
-    dtype = torch.uint8 if (row["dtype"], bench["op"]) == ("u8", "unpack") else DTYPES.get(row["dtype"])
+    dtype = dtype_of(row, bench["op"])
     reference = None
-    if dtype is not None and bench["op"] in TORCH:
+    if dtype is not None:
         reference = TORCH[bench["op"]](bench["sizes"], lambda *shape: torch.rand(*shape).to(dtype) * 2 - 1)
         reference()
     run.run()
@@ -139,7 +247,7 @@ def measure(row: dict[str, Any], index: int, seconds: float, ceilings: dict[str,
     median = Times(ours).median
     return {
         "kernel": row["name"],
-        "layer": f"{bench['op']} " + " ".join(f"{name}={size}" for name, size in bench["sizes"].items()),
+        "layer": layer_of(row, bench).split(" ", 1)[1],
         "ms": median * 1e3,
         "spread": Times(ours).spread,
         "rate": (bench["flops"] or bench["bytes"]) / median / 1e9,
@@ -200,16 +308,15 @@ def main() -> None:
     # The number of threads too: processor time of one, or the time that all take.
     where = f"{machine_label()}, kernels for {ceilings['isa']}"
     known = machines.get(where, {"rows": {}})["rows"]
-    names = {row["name"] for row in _native.kernels()}
-    known = {layer: figure for layer, figure in known.items() if layer.split()[0] in names}
+    rows = _native.kernels()
+    layers = {layer_of(row, bench) for row in rows for bench in row["benches"]}
+    known = {layer: figure for layer, figure in known.items() if layer in layers}
     figures: dict[str, Any] = {"about": about(ceilings), "rows": known}
     machines[where] = figures
     print("\n".join(figures["about"]))
-    for row in _native.kernels():
-        if not row["is_available"] or row["isa"] != ceilings["isa"]:
-            continue
+    for row in best_rows(rows, ceilings["isa"]):
         for index, bench in enumerate(row["benches"]):
-            layer = f"{row['name']} {bench['op']} {' '.join(f'{k}={v}' for k, v in bench['sizes'].items())}"
+            layer = layer_of(row, bench)
             if arguments.only not in layer:
                 continue
             f = measure(row, index, arguments.seconds, ceilings)
