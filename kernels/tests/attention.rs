@@ -135,7 +135,8 @@ impl Case {
 #[test]
 fn scratch_memory_of_fewer_threads_does() {
     let [heads, seq_q, seq_k, dim] = [4, 24, 4500, 64];
-    let mut data = [(seq_q, 1), (seq_k, 2), (seq_k, 3)].map(|(rows, seed)| values(DType::F32, heads * rows * dim, seed));
+    let mut data =
+        [(seq_q, 1), (seq_k, 2), (seq_k, 3)].map(|(rows, seed)| values(DType::F32, heads * rows * dim, seed));
     let [q, k, v] = &mut data;
     let heads_of = |data: &mut Vec<u8>, rows: usize| Heads {
         ptr: data.as_mut_ptr(),

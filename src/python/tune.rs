@@ -181,8 +181,10 @@ impl TuningSite {
                     let (pool, of) = (Pool::global(), &self.observed);
                     // SAFETY: the arena and the block below have `bytes`, and are this call's alone; the weight is the one of
                     // a step that was observed, and lent as long as the site lives.
-                    unsafe { conv_choice::measure_by(pool, self.isa, of, algorithm, is_compared, weight, most_bytes, memory) }
-                        .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
+                    unsafe {
+                        conv_choice::measure_by(pool, self.isa, of, algorithm, is_compared, weight, most_bytes, memory)
+                    }
+                    .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {
                     return measure(arena_pool().lend(self.arena_bytes, 0)?.ptr());

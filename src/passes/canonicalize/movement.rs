@@ -174,7 +174,8 @@ fn cat_of_neighbours(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
         let size = &g.ty(pair[0]).shape[*dim];
         (x == y && next == &start + size).then(|| (x, start, size + &g.ty(pair[1]).shape[*dim]))
     };
-    let (at, (x, start, size)) = node.inputs.windows(2).enumerate().find_map(|(at, pair)| Some((at, follows(pair)?)))?;
+    let (at, (x, start, size)) =
+        node.inputs.windows(2).enumerate().find_map(|(at, pair)| Some((at, follows(pair)?)))?;
     let mut shape = g.ty(node.inputs[at]).shape.clone();
     shape[*dim] = size;
     let joined = edit.emit(Op::Slice { dim: *dim, start, step: 1 }, &[x], node.ty.dtype, shape);
