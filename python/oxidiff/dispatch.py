@@ -54,6 +54,7 @@ from .errors import (
 )
 from .family import reset_locks
 from .hooks import Wrapped
+from .island import reset_turns
 from .lifted import Lifting
 from .nan_guard import reset_lock
 from .options import AnyPath, CompileOptions
@@ -1101,6 +1102,7 @@ def _after_fork() -> None:
     reset_locks()
     reset_lock()
     reset_pause()
+    reset_turns()
     for dispatcher in list(_alive):
         dispatcher._reset_lock()
 

@@ -33,6 +33,7 @@ __all__ = [
     "from_native",
     "is_interrupt",
     "replaced_interrupt",
+    "without_frames",
 ]
 
 
@@ -152,6 +153,17 @@ def chain_of(error: BaseException | None, outer: BaseException | None) -> Iterat
     while error is not None and error is not outer:
         yield error
         error = error.__context__
+
+
+def without_frames(error: BaseException) -> None:
+    """Before an exception is kept: it and those that it was raised from forget where that was, which holds all that was
+    there."""
+    chained: BaseException | None = error
+    seen: set[int] = set()
+    while chained is not None and id(chained) not in seen:
+        seen.add(id(chained))
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
 
 
 def replaced_interrupt(error: BaseException, outer: BaseException | None) -> BaseException | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-__all__ = ["Island", "Turns"]
+__all__ = ["Island", "Turns", "reset_turns"]
 
 
 class Island(nn.Module):
@@ -89,9 +89,17 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._turns = threading.Condition()
+        self._turns: threading.Condition
         """Held by who looks at the weights or exchanges them."""
-        self._running: weakref.WeakSet[_Running] = weakref.WeakSet()
+        self._running: weakref.WeakSet[_Running]
+        self._waiting = 0
+        """Calls that wait for others to be done."""
+        self.reset()
+        _all.add(self)
+
+    def reset(self) -> None:
+        """Nobody runs: after a fork, in the child, which has none of the other threads."""
+        self._turns, self._running, self._waiting = threading.Condition(), weakref.WeakSet(), 0
 
     @contextmanager
     def holding(self, island: Island, args: Sequence[Any]) -> Iterator[list[Any]]:
@@ -100,10 +108,12 @@ class Turns:
         call = _Running()
         try:
             with self._turns:
+                if self._waiting:
+                    # Who needs other weights would wait for ever where there is always somebody with these.
+                    self._turns.wait(_LOOK_AGAIN_S)
                 while not island.holds(args):
                     if self._running:
-                        # Not without an end: a call that was interrupted goes without a word, with its frame.
-                        self._turns.wait(_LOOK_AGAIN_S)
+                        self._wait()
                     else:
                         island.take_weights(args)
                 self._running.add(call)
@@ -112,6 +122,23 @@ class Turns:
             with self._turns:
                 self._running.discard(call)
                 self._turns.notify_all()
+
+    def _wait(self) -> None:
+        """Waits for a call to be done; not without an end: one that was interrupted goes without a word, with its frame."""
+        self._waiting += 1
+        try:
+            self._turns.wait(_LOOK_AGAIN_S)
+        finally:
+            self._waiting -= 1
+
+
+_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+def reset_turns() -> None:
+    """After a fork, in the child."""
+    for turns in list(_all):
+        turns.reset()
 
 
 _LOOK_AGAIN_S = 0.05

@@ -323,14 +323,14 @@ class Binding:
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults
         build = builder(staged.graph.outputs, self.point, live, self.tensors)
-        executables = staged.executables()
+        bound = staged.bound()
 
         def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
             leaves = leaves + defaults
             point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
             numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
             given = [self._moved(at, cast(Tensor, leaves[at])) for at in self.tensors]
-            tensors = staged.run(executables, given, numbers, point, steps)
+            tensors = staged.run(bound, given, numbers, point, steps)
             return build(tensors, leaves)
 
         def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
@@ -341,7 +341,7 @@ class Binding:
         def parts(leaves: list[Leaf]) -> list[Part]:
             leaves = leaves + defaults
             point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
-            held = [executable for executable in executables if executable is not None]
+            held = [executable for executable in bound.executables if executable is not None]
             pairs = zip(staged.variants, held, strict=True)
             return [(variant, executable, variant.lowered.sizes(point)) for variant, executable in pairs]
 

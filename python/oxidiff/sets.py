@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,7 @@ class WeightSet:
             raise UnsupportedError(what) from error
         for layer in _adapter_layers(module):
             _unmerge(layer, memo[id(layer)])
-        self._watch_originals()
+        self._originals = _watch_of(self._converted())
         return made
 
     def _tensor(self, name: str, own: Tensor, is_adapter: bool) -> Tensor:
@@ -197,18 +197,22 @@ class WeightSet:
         """The tensors of the set that the copy has in another dtype or on another device, and what it has."""
         return [(given, used) for given, used in self._bound.values() if _is_converted(given, used)]
 
-    def _watch_originals(self) -> None:
-        converted = self._converted()
-        self._originals = Watch(Structure(nn.Module()), [given for given, _ in converted]) if converted else None
-
     def _convert_again(self, originals: Watch) -> None:
         """After tensors were written that the copy has converted."""
         changed = originals.changed_tensors()
-        self._watch_originals()
+        converted = self._converted()
+        # Watched first, converted then, and shown last: what another thread finds watched is converted.
+        watch = _watch_of(converted)
         with torch.inference_mode(False), torch.no_grad():
-            for given, used in self._converted():
+            for given, used in converted:
                 if id(given) in changed:
                     used.copy_(given)
+        self._originals = watch
+
+
+def _watch_of(converted: Sequence[tuple[Tensor, Tensor]]) -> Watch | None:
+    """Watches tensors that are used in another form."""
+    return Watch(Structure(nn.Module()), [given for given, _ in converted]) if converted else None
 
 
 class _Seen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from .capture.signature import Number
 from .capture.stages import Stage, sources_of
 from .capture.trace import generator_states
 from .capture.unread import DRAW
-from .errors import UnsupportedError
+from .errors import UnsupportedError, without_frames
 from .store import Row, Tuned
 
 if TYPE_CHECKING:
@@ -49,6 +50,19 @@ def passed_as(value: Any, order: Sequence[int] | None) -> Any:
     return torch.view_as_real(value) if isinstance(value, Tensor) and value.is_complex() else value
 
 
+@dataclass(frozen=True)
+class Bound:
+    """What a graph runs with: who holds it can run it when the module has become another.
+
+    Attributes:
+        executables: The programs of the stages.
+        weights: One mapping, of what eager ops read by value number: the newest for as long as the module is the same.
+    """
+
+    executables: Sequence[Executable | Guarded | None]
+    weights: Sequence[Mapping[int, Tensor]]
+
+
 class Staged:
     """One captured graph whose unknown ops run in eager PyTorch, with a variant for what lies between them.
 
@@ -70,7 +84,11 @@ class Staged:
         self._draws = any(draws(op.node.op) for stage in stages for op in stage.eager)
         self._draws_others = any(op.node.op is DRAW for stage in stages for op in stage.eager)
         self._sources = sources_of(graph, stages)
-        self._weights: dict[int, Tensor] = {}
+        for stage in stages:
+            for op in stage.eager:
+                without_frames(op.error)
+        self._weights: list[Mapping[int, Tensor]] = [{}]
+        """One mapping, the newest, by value: who runs keeps the list, also when the module has become another."""
 
     @property
     def variants(self) -> list[Variant]:
@@ -95,11 +113,11 @@ class Staged:
     def bind(self, fetch: Callable[[WeightSlot], Tensor]) -> None:
         """Takes the weights that eager ops read from where ``fetch`` finds them."""
         slots = {v: self.graph.weights[node.args[0]] for v, node in self._sources.items() if node.op == "weight"}
-        self._weights = {value: fetch(slot) for value, slot in slots.items()}
+        self._weights[0] = {value: fetch(slot) for value, slot in slots.items()}
 
     def release(self) -> None:
-        """Lets go of these weights."""
-        self._weights = {}
+        """Lets go of these weights; calls that run have them still."""
+        self._weights = [{}]
 
     @property
     def problems(self) -> list[UnsupportedError]:
@@ -117,14 +135,14 @@ class Staged:
             for op, error in first.items()
         ]
 
-    def executables(self) -> list[Executable | Guarded | None]:
-        """The programs of its stages with their weights: who holds them can run them when the module has become another."""
-        return [None if variant is None else variant.executable for _, variant in self.stages]
+    def bound(self) -> Bound:
+        """Its programs and eager ops with their weights."""
+        return Bound([None if variant is None else variant.executable for _, variant in self.stages], self._weights)
 
     @without_autocast
     def run(
         self,
-        executables: Sequence[Executable | Guarded | None],
+        bound: Bound,
         arguments: Sequence[Tensor],
         numbers: Mapping[int, Number],
         point: Mapping[str, Number],
@@ -133,17 +151,17 @@ class Staged:
         """The tensors that the graph returns.
 
         Args:
-            executables: What :meth:`executables` gave.
+            bound: What :meth:`bound` gave.
             arguments: The call's tensors.
             numbers: The call's Python numbers, by index.
             point: The call's free sizes and numbers.
             steps: Gets a row per step, timed.
         """
         if not self._draws:
-            return self._run(executables, arguments, numbers, point, steps)
+            return self._run(bound, arguments, numbers, point, steps)
         states = drawing_states(self._draws_others)
         try:
-            return self._run(executables, arguments, numbers, point, steps)
+            return self._run(bound, arguments, numbers, point, steps)
         except BaseException:
             # Eager, which runs then, draws what was drawn.
             for put, state in states:
@@ -152,16 +170,17 @@ class Staged:
 
     def _run(
         self,
-        executables: Sequence[Executable | Guarded | None],
+        bound: Bound,
         arguments: Sequence[Tensor],
         numbers: Mapping[int, Number],
         point: Mapping[str, Number],
         steps: list[dict[str, Any]] | None,
     ) -> list[Tensor]:
         values = {item.value: tensor for item, tensor in zip(self.graph.inputs, arguments, strict=True)}
-        values |= self._weights
+        weights = bound.weights[0]
+        values |= weights
         values |= {v: self._made(v, n, point) for v, n in self._sources.items() if n.op != "weight"}
-        for (stage, variant), executable in zip(self.stages, executables, strict=True):
+        for (stage, variant), executable in zip(self.stages, bound.executables, strict=True):
             if variant is not None and executable is not None:
                 given: list[Any] = []
                 for source in variant.lowered.arguments:
@@ -182,11 +201,11 @@ class Staged:
                     steps.append({**row, "dtype": dtype, "flops": 0, "work": 0, "bytes": 0})
             for value_id in stage.dead:
                 values.pop(value_id, None)
-        return self._results(values, arguments)
+        return self._results(values, [*arguments, *weights.values()])
 
-    def _results(self, values: Mapping[int, Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+    def _results(self, values: Mapping[int, Tensor], others: Sequence[Tensor]) -> list[Tensor]:
         """What the graph returns: what ``forward`` copied is nobody else's."""
-        taken = {tensor.untyped_storage()._cdata for tensor in (*arguments, *self._weights.values())}
+        taken = {tensor.untyped_storage()._cdata for tensor in others}
         results: list[Tensor] = []
         for leaf in self.graph.outputs.leaves:
             if leaf.value is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import oxidiff
 from nets import Net, assert_close, image
 from oxidiff import backend, testing
-from oxidiff.island import Island
+from oxidiff.island import Island, Turns, reset_turns
 
 
 @pytest.fixture
@@ -107,10 +108,48 @@ def test_threads_that_share_a_graph_have_weights_of_their_own(monkeypatch: pytes
     inputs = [image(16, 64, seed=seed) for seed in range(4)]
     expected = [module(x) for x in inputs]
     compiled(inputs[0])
+    call = torch.no_grad()(compiled)
     with ThreadPoolExecutor(4) as pool:
         for _ in range(30):
-            for actual, wanted in zip(pool.map(compiled, inputs), expected, strict=True):
+            for actual, wanted in zip(pool.map(call, inputs), expected, strict=True):
                 assert_close(actual, wanted)
+
+
+@torch.no_grad()
+def test_a_thread_that_was_left_behind_by_a_fork_is_not_waited_for() -> None:
+    graph = torch.fx.symbolic_trace(nn.Linear(4, 4))
+    first, second = ([nn.Parameter(torch.randn(2, 4))], [nn.Parameter(torch.randn(2, 4))])
+    island, turns = Island(graph, first), Turns()
+    with turns.holding(island, first):
+        # As in a child, where the thread of this call is none of the threads.
+        reset_turns()
+        with turns.holding(island, second):
+            assert island.holds(second)
+
+
+@torch.no_grad()
+def test_who_needs_other_weights_has_a_turn() -> None:
+    """Where two others call without a pause, so that there is always one of them that runs."""
+    graph = torch.fx.symbolic_trace(nn.Linear(4, 4))
+    first, second = ([nn.Parameter(torch.randn(2, 4))], [nn.Parameter(torch.randn(2, 4))])
+    island, turns, is_done = Island(graph, first), Turns(), threading.Event()
+
+    def call() -> None:
+        while not is_done.is_set():
+            with turns.holding(island, first):
+                time.sleep(0.002)
+
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(call) for _ in range(4)]
+        try:
+            time.sleep(0.05)
+            started = time.monotonic()
+            with turns.holding(island, second):
+                assert time.monotonic() - started < 5
+        finally:
+            is_done.set()
+        for other in others:
+            other.result()
 
 
 @torch.no_grad()

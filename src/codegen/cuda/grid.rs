@@ -213,8 +213,13 @@ impl Grid {
                 let threads = pixels.saturating_mul(packs).div_ceil(2).clamp(packs, u64::from(GROUP_THREADS));
                 let threads = threads.next_multiple_of(u64::from(WARP)) as u32;
                 let bytes = pixels.saturating_mul(wide * *size as u64).saturating_add(PARTIAL_BYTES);
+                let count = at(count)?;
+                // Row numbers are 32-bit.
+                if count.saturating_mul(pixels) >= u64::from(u32::MAX) {
+                    return Err(too_large(count));
+                }
                 // What is more than any block has is not launched.
-                plain(at(count)?, threads, u32::try_from(bytes).unwrap_or(u32::MAX))
+                plain(count, threads, u32::try_from(bytes).unwrap_or(u32::MAX))
             }
             Grid::Folds { results, terms } => {
                 let (results, terms) = (at(results)?, at(terms)?);
@@ -351,7 +356,9 @@ mod tests {
         assert_eq!(seen(64, 40, 8), Some((64, 160, 64 * 80 + 128)));
         // A pixel is never more than a block.
         assert_eq!(seen(1, 500, 1), Some((64, 512, 1128)));
-        assert_eq!(seen(1 << 40, 40, 8).map(|seen| seen.2), Some(u32::MAX));
+        assert_eq!(seen(1 << 25, 500, 1).map(|seen| seen.2), Some(u32::MAX));
+        let rows = Grid::Groups { count: 64.into(), pixels: (1i64 << 26).into(), wide: 1, size: 2 };
+        assert!(rows.geometry(&[], 1).is_err(), "row numbers are 32-bit");
     }
 
     #[test]

@@ -286,9 +286,8 @@ pub fn lower_whole_groups(norm: &GroupNorm<'_>, fused: Fused<'_>, own: OwnLoads,
         const u32 end = y < down ? (u32){n} : 0;
         const auto* from = {p} + (i64)image * {image} + col;
         float sum = 0.0f;
-        #pragma unroll 4
+        #pragma unroll 8
         for (u32 pixel = y; pixel < end; pixel += down) {{
-        float x[V];
         const auto pack = *(const Pack<{c_type}, V>*)(from + (i64)pixel * {stride});
         *(Pack<{c_type}, V>*)(kept + (pixel * packs + at) * V) = pack;
         #pragma unroll

@@ -10,7 +10,7 @@ use super::item::{Delegated, Item, Parts};
 use super::places::{LAID_OUT, LaidOut, TOLD, first_scratch, first_told, is_low};
 use super::trial::Sites;
 use crate::backend::StepChoice;
-use crate::codegen::cuda::{Arg, GEMV_ROWS, chunk_count};
+use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count};
 use crate::memory::ALIGN_BYTES;
 use crate::plan::Step;
 use crate::plan::workspace::Scratch;
@@ -254,7 +254,7 @@ impl Maker<'_> {
         }
         let first = self.next_scratch();
         if let Some(whole) = launches.launches.first().filter(|l| l.instead == Some(Instead::OfAll))
-            && self.has_room(whole)?
+            && self.has_room(whole)
         {
             calls.extend(self.call(at, whole, first)?);
             return Ok(());
@@ -280,8 +280,9 @@ impl Maker<'_> {
     }
 
     /// Whether a block of the device has the shared memory that a launch asks for.
-    fn has_room(&self, launch: &Launch) -> Result<bool> {
-        let geometry = launch.grid.geometry(self.bindings, launch.least)?;
-        Ok(geometry.is_none_or(|geometry| geometry.shared_bytes <= self.program.device.shared_bytes()))
+    fn has_room(&self, launch: &Launch) -> bool {
+        let room = self.program.device.shared_bytes();
+        let fits = |geometry: Option<Geometry>| geometry.is_none_or(|geometry| geometry.shared_bytes <= room);
+        launch.grid.geometry(self.bindings, launch.least).is_ok_and(fits)
     }
 }
