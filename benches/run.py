@@ -204,6 +204,11 @@ def errors_of_models(arguments: argparse.Namespace) -> Answer:
     }
 
 
+def _peak(row: str, figure: str, bar: float) -> Row:
+    """A row of :data:`memory.PEAKS`."""
+    return Row(figure, str(bar), functools.partial(memory.peak_over_eager, row=row, bar=bar))
+
+
 ROWS = {
     "unet-f32": Row(
         "SD1.5 UNet, f32, latent 64x64, batch 1: step over eager",
@@ -231,52 +236,18 @@ ROWS = {
         "1.0",
         functools.partial(step_over_eager, name="sd15-vae-decoder", dtype="f32", size=(64, 64), bar=1.0),
     ),
-    "vae-memory": Row(
-        "VAE decoder, f32, latent 64x64: peak memory over eager's",
-        "0.8",
-        functools.partial(memory.peak_over_eager, row="vae-memory", bar=0.8),
+    "vae-memory": _peak("vae-memory", "VAE decoder, f32, latent 64x64: peak memory over eager's", 0.8),
+    "vae-memory-low": _peak("vae-memory-low", 'the same, memory="low"', 0.8),
+    "vae-memory-2048": _peak("vae-memory-2048", "VAE decoder, f32, image 2048x2048: peak memory over eager's", 0.8),
+    "unet-memory": _peak("unet-memory", "SD1.5 UNet, f32, latent 64x64: peak memory over eager's", 1.0),
+    "unet-memory-low": _peak(
+        "unet-memory-low", 'SD1.5 UNet, f32, latent 64x64, memory="low": peak memory over eager\'s', 1.0
     ),
-    "vae-memory-low": Row(
-        'the same, memory="low"',
-        "0.8",
-        functools.partial(memory.peak_over_eager, row="vae-memory-low", bar=0.8),
-    ),
-    "vae-memory-2048": Row(
-        "VAE decoder, f32, image 2048x2048: peak memory over eager's",
-        "0.8",
-        functools.partial(memory.peak_over_eager, row="vae-memory-2048", bar=0.8),
-    ),
-    "unet-memory": Row(
-        "SD1.5 UNet, f32, latent 64x64: peak memory over eager's",
-        "1.0",
-        functools.partial(memory.peak_over_eager, row="unet-memory", bar=1.0),
-    ),
-    "unet-memory-low": Row(
-        'SD1.5 UNet, f32, latent 64x64, memory="low": peak memory over eager\'s',
-        "1.0",
-        functools.partial(memory.peak_over_eager, row="unet-memory-low", bar=1.0),
-    ),
-    "unet-memory-bf16": Row(
-        "SD1.5 UNet, bf16, latent 64x64: peak memory over eager's",
-        "1.0",
-        functools.partial(memory.peak_over_eager, row="unet-memory-bf16", bar=1.0),
-    ),
-    "dit-memory": Row(
-        "Flux-like DiT, f32, hidden 768, 1024 tokens: peak memory over eager's",
-        "1.15",
-        functools.partial(memory.peak_over_eager, row="dit-memory", bar=1.15),
-    ),
-    "dit-memory-low": Row(
-        'the same, memory="low"', "1.0", functools.partial(memory.peak_over_eager, row="dit-memory-low", bar=1.0)
-    ),
-    "clip-memory": Row(
-        "CLIP's text encoder (L), f32, 77 tokens: peak memory over eager's",
-        "1.15",
-        functools.partial(memory.peak_over_eager, row="clip-memory", bar=1.15),
-    ),
-    "clip-memory-low": Row(
-        'the same, memory="low"', "1.0", functools.partial(memory.peak_over_eager, row="clip-memory-low", bar=1.0)
-    ),
+    "unet-memory-bf16": _peak("unet-memory-bf16", "SD1.5 UNet, bf16, latent 64x64: peak memory over eager's", 1.0),
+    "dit-memory": _peak("dit-memory", "Flux-like DiT, f32, hidden 768, 1024 tokens: peak memory over eager's", 1.15),
+    "dit-memory-low": _peak("dit-memory-low", 'the same, memory="low"', 1.0),
+    "clip-memory": _peak("clip-memory", "CLIP's text encoder (L), f32, 77 tokens: peak memory over eager's", 1.15),
+    "clip-memory-low": _peak("clip-memory-low", 'the same, memory="low"', 1.0),
     "forty-sizes": Row(
         "40 random sizes and batches, SD1.5 UNet: added; arena over the largest alone; resident growth",
         "0, 0, 1.00, 1 %",

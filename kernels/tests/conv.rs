@@ -8,8 +8,7 @@ use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked, pack_conv_weight, packs_while_used};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::{
-    ALGORITHMS, Choice, Observed, Site, columns_at_once, install, measure, measure_by, memory_bytes, memory_bytes_by,
-    observe, tolerance,
+    ALGORITHMS, Choice, Observed, Site, columns_at_once, install, measure, memory_bytes, most_bytes, observe, tolerance,
 };
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work, conv_winograd};
 use oxidiff_kernels::cpu::conv_winograd_points::{BLOCK_STEP, Cut, MAX_CHAIN, WORK_BYTES, cost_per_pair};
@@ -352,7 +351,7 @@ fn observed(channels: usize, side: usize) -> Observed {
 #[test]
 fn every_form_is_timed_and_right() {
     let of = observed(96, 24);
-    let (pool, isa) = (Pool::global(), Isa::detect());
+    let (pool, isa, most) = (Pool::global(), Isa::detect(), most_bytes());
     for algorithm in ALGORITHMS {
         // A weight of somebody's, its channels as neighbours, takes no memory.
         let [depth, height, width] = of.conv.kernel.map(|k| k as isize);
@@ -362,13 +361,13 @@ fn every_form_is_timed_and_right() {
         let strides = [row, 1, height * width * channels, width * channels, channels];
         let own = Weight { ptr: own.as_ptr().cast::<u8>().cast_mut(), dtype: of.weight, strides };
         for given in [None, Some(own)] {
-            let bytes = memory_bytes(&of, algorithm, isa, given.is_some());
-            let fewer = memory_bytes(&of, algorithm, isa, false) - bytes;
+            let bytes = memory_bytes(&of, algorithm, isa, given.is_some(), most);
+            let fewer = memory_bytes(&of, algorithm, isa, false, most) - bytes;
             assert_eq!(fewer > 0, given.is_some());
             let mut memory = vec![0u64; bytes / 8 + 512];
             let memory = memory.as_mut_ptr().cast();
             // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-            let trial = unsafe { measure(pool, isa, &of, algorithm, true, given, memory) }.expect("it runs");
+            let trial = unsafe { measure(pool, isa, &of, algorithm, true, given, most, memory) }.expect("it runs");
             assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
             assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
             assert!(trial.run > Duration::ZERO);
@@ -380,12 +379,12 @@ fn every_form_is_timed_and_right() {
 #[test]
 fn each_column_is_compared() {
     let of = observed(160, 12);
-    let (pool, isa) = (Pool::global(), Isa::detect());
+    let (pool, isa, most) = (Pool::global(), Isa::detect(), most_bytes());
     let terms = of.conv.terms();
     let mut weight: Vec<f32> = (0..of.conv.out_channels * terms).map(|i| (i % 89) as f32 - 44.0).collect();
     let [depth, height, width] = of.conv.kernel.map(|k| k as isize);
     let strides = [terms as isize, depth * height * width, height * width, width, 1];
-    let bytes = memory_bytes(&of, Algorithm::Winograd4, isa, true);
+    let bytes = memory_bytes(&of, Algorithm::Winograd4, isa, true, most);
     for column in [0, 63, 64, 159] {
         // What is not a number in a weight is that in its column of both results, and of their distance.
         let kept = std::mem::replace(&mut weight[column * terms], f32::NAN);
@@ -394,7 +393,7 @@ fn each_column_is_compared() {
         let memory = memory.as_mut_ptr().cast();
         // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
         let trial =
-            unsafe { measure(pool, isa, &of, Algorithm::Winograd4, true, Some(given), memory) }.expect("it runs");
+            unsafe { measure(pool, isa, &of, Algorithm::Winograd4, true, Some(given), most, memory) }.expect("it runs");
         assert!(trial.error.is_nan(), "column {column}: {}", trial.error);
         weight[column * terms] = kept;
     }
@@ -407,11 +406,11 @@ fn chunks_of_columns_are_all_columns() {
     let (pool, isa) = (Pool::global(), Isa::detect());
     let most = of.conv.packed_bytes(of.weight, isa) / 3;
     assert_eq!(columns_at_once(&of, isa, most), 64);
-    let bytes = memory_bytes_by(&of, Algorithm::Winograd4, isa, false, most);
+    let bytes = memory_bytes(&of, Algorithm::Winograd4, isa, false, most);
     let mut memory = vec![f64::NAN; bytes / 8 + 512];
     let memory = memory.as_mut_ptr().cast();
     // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-    let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, None, most, memory) }.expect("it runs");
+    let trial = unsafe { measure(pool, isa, &of, Algorithm::Winograd4, true, None, most, memory) }.expect("it runs");
     assert!(trial.error > 0.0 && trial.error <= tolerance(of.dtype, of.weight), "{}", trial.error);
 }
 

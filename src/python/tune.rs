@@ -77,7 +77,7 @@ unsafe impl Send for Lent {}
 impl TuningSite {
     /// Bytes that a trial of a form needs that packs so much at a time, and the weight that it reads unless that is one of its own.
     fn needs(&self, algorithm: Algorithm, most_bytes: usize) -> (usize, Option<Weight>) {
-        let bytes = |is_given| conv_choice::memory_bytes_by(&self.observed, algorithm, self.isa, is_given, most_bytes);
+        let bytes = |is_given| conv_choice::memory_bytes(&self.observed, algorithm, self.isa, is_given, most_bytes);
         match &self.weight {
             Some(lent) if bytes(false) > self.limit_bytes => (bytes(true), Some(lent.weight)),
             _ => (bytes(false), None),
@@ -182,7 +182,7 @@ impl TuningSite {
                     // SAFETY: the arena and the block below have `bytes`, and are this call's alone; the weight is the one of
                     // a step that was observed, and lent as long as the site lives.
                     unsafe {
-                        conv_choice::measure_by(pool, self.isa, of, algorithm, is_compared, weight, most_bytes, memory)
+                        conv_choice::measure(pool, self.isa, of, algorithm, is_compared, weight, most_bytes, memory)
                     }
                     .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };

@@ -152,6 +152,19 @@ pub(super) fn conv_operands(shape: &Conv, dtype: DType) -> [Buffer; 4] {
 }
 
 fn start_conv(kernel: &'static Kernel, dtype: DType, shape: Conv) -> Result<Run, KernelError> {
+    start_packed_conv(kernel, dtype, shape, move |pool, x, weight, store| {
+        // SAFETY: operands of the sizes that `shape` says; the weight was packed for it.
+        unsafe { conv_with(kernel, pool, &shape, x, dtype, weight, store) }
+    })
+}
+
+/// A convolution with a packed weight, by a form of its own, which is given image, weight and epilogue.
+pub(super) fn start_packed_conv(
+    kernel: &'static Kernel,
+    dtype: DType,
+    shape: Conv,
+    run: impl Fn(&Pool, *const u8, &PackedWeight, &StoreEpilogue) -> Result<(), KernelError> + Send + 'static,
+) -> Result<Run, KernelError> {
     let pool = Pool::global();
     let [x, w, bias, mut y] = conv_operands(&shape, dtype);
     let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, kernel.isa));
@@ -163,8 +176,7 @@ fn start_conv(kernel: &'static Kernel, dtype: DType, shape: Conv) -> Result<Run,
     Ok(Box::new(move || {
         let weight = PackedWeight::from_raw(memory.ptr(), dtype, &shape, kernel.isa);
         let store = StoreEpilogue::new(y.ptr_mut(), dtype, shape.out_channels as isize).with_bias(bias.ptr(), dtype);
-        // SAFETY: as above; the weight was packed for this shape.
-        unsafe { conv_with(kernel, pool, &shape, x.ptr(), dtype, &weight, &store) }
+        run(pool, x.ptr(), &weight, &store)
     }))
 }
 

@@ -235,13 +235,9 @@ pub fn for_all_threads(bytes: usize) -> usize {
 /// Bytes between the parts of the lent memory.
 const ALIGN: usize = 4096;
 
-/// Bytes of memory that [`measure`] needs, what it compares with included, and a weight where none is given.
-pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool) -> usize {
-    memory_bytes_by(of, algorithm, isa, is_given, most_bytes())
-}
-
-/// [`memory_bytes`], with this much packed at a time.
-pub fn memory_bytes_by(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool, most_bytes: usize) -> usize {
+/// Bytes of memory that [`measure`] needs that packs so much at a time, what it compares with included, and a weight where none is
+/// given.
+pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool, most_bytes: usize) -> usize {
     parts(of, algorithm, isa, is_given, most_bytes).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
 }
 
@@ -273,37 +269,17 @@ fn dense(conv: &Conv) -> Conv {
 }
 
 /// Times one form, on numbers that are others each time; with `is_compared` its result is compared with the direct one's. The
-/// direct form packs a few columns at a time, as runs do that keep no panels, or while it multiplies where they do that. The
-/// weight is the `given` one, or as random as the input.
+/// direct form packs a few columns at a time, `most_bytes` of them as runs do that keep no panels, or while it multiplies where they
+/// do that. The weight is the `given` one, or as random as the input.
 ///
 /// # Errors
 /// [`KernelError`] if a form does not apply, or scratch memory runs out.
 ///
 /// # Safety
-/// `memory` must be writable for [`memory_bytes`], and nobody else's meanwhile; a given weight must be valid for the sizes and
-/// of the type of the convolution that was observed.
-pub unsafe fn measure(
-    pool: &Pool,
-    isa: Isa,
-    of: &Observed,
-    algorithm: Algorithm,
-    is_compared: bool,
-    given: Option<Weight>,
-    memory: *mut u8,
-) -> Result<Trial, KernelError> {
-    // SAFETY: the caller's promise.
-    unsafe { measure_by(pool, isa, of, algorithm, is_compared, given, most_bytes(), memory) }
-}
-
-/// [`measure`], with this much packed at a time.
-///
-/// # Errors
-/// As there.
-///
-/// # Safety
-/// As there, for [`memory_bytes_by`].
+/// `memory` must be writable for [`memory_bytes`] with the same `most_bytes`, and nobody else's meanwhile; a given weight must be
+/// valid for the sizes and of the type of the convolution that was observed.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn measure_by(
+pub unsafe fn measure(
     pool: &Pool,
     isa: Isa,
     of: &Observed,

@@ -4,7 +4,7 @@
 //! Winograd's form by points needs no row of its own here: it is what the rows `conv_winograd_*_amx_x3` run, always.
 
 use super::KernelError;
-use super::bench::{Bench, Run, conv_bench, conv_operands, convolutions};
+use super::bench::{Bench, Run, conv_bench, conv_operands, convolutions, start_packed_conv};
 use super::conv::{Call, Conv, PackedWeight, Weight, pack_conv_weight};
 use super::conv_depthwise::{self, Depthwise};
 use super::conv_few::{self, Few};
@@ -127,21 +127,10 @@ impl Way {
     }
 
     fn start(self, kernel: &'static Kernel, dtype: DType, shape: Conv) -> Result<Run, KernelError> {
-        let pool = Pool::global();
-        let [x, w, bias, mut y] = conv_operands(&shape, dtype);
-        let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, kernel.isa));
-        // SAFETY: dense buffers of the sizes that `shape` says.
-        unsafe {
-            let weight = Weight::contiguous(w.ptr(), dtype, &shape);
-            pack_conv_weight(pool, kernel.isa, &shape, &weight, memory.ptr_mut())
-        };
-        Ok(Box::new(move || {
-            let weight = PackedWeight::from_raw(memory.ptr(), dtype, &shape, kernel.isa);
-            let stride = shape.out_channels as isize;
-            let store = StoreEpilogue::new(y.ptr_mut(), dtype, stride).with_bias(bias.ptr(), dtype);
-            // SAFETY: as above; the weight was packed for this shape, which the form suits.
-            unsafe { self.run(kernel, pool, (&shape, x.ptr(), dtype), &weight, &store) }
-        }))
+        start_packed_conv(kernel, dtype, shape, move |pool, x, weight, store| {
+            // SAFETY: operands of the sizes that `shape` says; the weight was packed for it, and the form suits it.
+            unsafe { self.run(kernel, pool, (&shape, x, dtype), weight, store) }
+        })
     }
 
     fn row(self, name: String, kernel: &'static Kernel, dtype: DType) -> Row {

@@ -38,6 +38,21 @@ fn pixels_of(x: &View) -> Dim {
     Dim::product(&x.shape[1..x.shape.len() - 1])
 }
 
+/// Elements from one pixel to the next.
+fn pixel_stride_of(x: &View) -> Dim {
+    let spatial = 1..x.shape.len() - 1;
+    let pixels =
+        View { shape: x.shape[spatial.clone()].to_vec(), strides: x.strides[spatial].to_vec(), dtype: x.dtype };
+    Space::new(&pixels.shape, [&pixels], 0).strides[0].last().cloned().unwrap_or_default()
+}
+
+/// An element of operand `index`, one per channel, at that channel; what is there where the norm has none.
+fn per_channel(w: &mut Writer, index: usize, view: Option<&View>, channel: &str, missing: &str) -> String {
+    let Some(view) = view else { return missing.to_owned() };
+    let (p, stride) = (w.pointer(index, view.dtype, false), w.size(&view.strides[0]));
+    format!("to_float({p}[(i64){channel} * {stride}])")
+}
+
 fn part(from: &Provenance, name: &str) -> Provenance {
     Provenance { ops: vec![name.to_owned()], lines: from.lines.clone() }
 }
@@ -64,13 +79,7 @@ fn slice_groups(channels: Option<i64>, groups: i64) -> i64 {
 
 fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     let (x, rank) = (norm.x, norm.x.shape.len());
-    let (channels, pixels) = (&x.shape[rank - 1], pixels_of(x));
-    let spatial = Space::new(
-        &x.shape[1..rank - 1],
-        [&View { shape: x.shape[1..rank - 1].to_vec(), strides: x.strides[1..rank - 1].to_vec(), dtype: x.dtype }],
-        0,
-    );
-    let pixel_stride = spatial.strides[0].last().cloned().unwrap_or_default();
+    let (channels, pixels, pixel_stride) = (&x.shape[rank - 1], pixels_of(x), pixel_stride_of(x));
     let slice = slice_groups(channels.as_constant(), norm.groups);
     let slices = (norm.groups + slice - 1) / slice.max(1);
     let mut w = Writer::new();
@@ -205,14 +214,8 @@ fn lower_finish(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     let (c, groups, batch) = (w.size(&x.shape[rank - 1]), w.size(&norm.groups.into()), w.size(&x.shape[0]));
     let chunks = w.integer("chunks", Arg::Chunks(pixels_of(x)));
     let eps = w.float(norm.eps as f32);
-    let mut vector = |index: usize, view: Option<&View>, missing: &str| match view {
-        Some(v) => {
-            let (p, stride) = (w.pointer(index, v.dtype, false), w.size(&v.strides[0]));
-            format!("to_float({p}[(i64)channel * {stride}])")
-        }
-        None => missing.to_owned(),
-    };
-    let (gamma, beta) = (vector(3, norm.gamma, "1.0f"), vector(4, norm.beta, "0.0f"));
+    let gamma = per_channel(&mut w, 3, norm.gamma, "channel", "1.0f");
+    let beta = per_channel(&mut w, 4, norm.beta, "channel", "0.0f");
     w.lines(&format!(
         "const u32 lane = threadIdx.x & 31, item = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
         if (item >= (u32){batch} * (u32){groups}) return;
@@ -255,10 +258,7 @@ pub fn lower_whole_groups(norm: &GroupNorm<'_>, fused: Fused<'_>, own: OwnLoads,
     if fused.space != x.shape || rotates(fused.program) || !(1..=i64::from(GROUP_THREADS)).contains(&wide) {
         return None;
     }
-    let spatial =
-        View { shape: x.shape[1..rank - 1].to_vec(), strides: x.strides[1..rank - 1].to_vec(), dtype: x.dtype };
-    let pixel_stride = Space::new(&spatial.shape, [&spatial], 0).strides[0].last().cloned().unwrap_or_default();
-    let pixels = pixels_of(x);
+    let (pixels, pixel_stride) = (pixels_of(x), pixel_stride_of(x));
     // What is not at hand is read and written where the row is.
     let views: Vec<&View> = fused.loads.iter().chain(fused.stores).collect();
     let elsewhere: Vec<usize> = (0..views.len()).filter(|&k| !own.contains(&Some(k))).collect();
@@ -268,14 +268,8 @@ pub fn lower_whole_groups(norm: &GroupNorm<'_>, fused: Fused<'_>, own: OwnLoads,
     let (n, groups, wide_word) = (w.size(&pixels), w.size(&norm.groups.into()), w.size(&wide.into()));
     let (stride, image) = (w.size(&pixel_stride), w.size(&x.strides[0]));
     let eps = w.float(norm.eps as f32);
-    let mut per_channel = |index: usize, view: Option<&View>, missing: &str| match view {
-        Some(v) => {
-            let (p, stride) = (w.pointer(index, v.dtype, false), w.size(&v.strides[0]));
-            format!("to_float({p}[(i64)(col + j) * {stride}])")
-        }
-        None => missing.to_owned(),
-    };
-    let (gamma, beta) = (per_channel(1, norm.gamma, "1.0f"), per_channel(2, norm.beta, "0.0f"));
+    let gamma = per_channel(&mut w, 1, norm.gamma, "(col + j)", "1.0f");
+    let beta = per_channel(&mut w, 2, norm.beta, "(col + j)", "0.0f");
     w.lines(&format!(
         "OX_DYNAMIC_SHARED(float, partial);
         {c_type}* kept = ({c_type}*)(partial + 32);
